@@ -64,3 +64,40 @@ class HubError(RefusedError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="hub_error")
+
+
+class EngineNotFound(RefusedError):  # noqa: N818 - the words of sandbox.md, One engine door
+    """The engine does not have the thing that was named."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="engine_not_found")
+
+
+class EngineConflict(RefusedError):  # noqa: N818
+    """The name is taken, or the thing is in a state that forbids the request."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="engine_conflict")
+
+
+class EngineRefused(RefusedError):  # noqa: N818
+    """The engine understood the request and will not do it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="engine_refused")
+
+
+class EngineOutOfDisk(RetryableError):  # noqa: N818
+    """The engine's disk is full."""
+
+
+class EngineUnreachable(RetryableError):  # noqa: N818
+    """Nothing answers behind the engine's endpoint, or the connection broke."""
+
+
+class EngineTimedOut(RetryableError):  # noqa: N818
+    """No answer in time; the request may still be carried out later, so look before repeating."""
+
+
+class DiskUnusable(RetryableError):  # noqa: N818
+    """A durable write failed (ENOSPC, EIO); the effect that it announces must not happen."""

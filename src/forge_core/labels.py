@@ -1,0 +1,101 @@
+"""Labels and names of everything that the engine holds for us (sandbox.md, Labels).
+
+A resource is ours only when its labels *and* the name derived from them agree: another user
+of the engine can carry our labels, so a label alone never justifies a removal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+MANAGED: Final = "dev.forge.managed"
+MANAGED_BY_BRIDGE: Final = "bridge"
+RUNNER_ID: Final = "dev.forge.runner-id"
+INSTANCE_ID: Final = "dev.forge.runner-instance-id"
+ATTEMPT_ID: Final = "dev.forge.attempt-id"
+FENCE: Final = "dev.forge.fence"
+ROLE: Final = "dev.forge.role"
+PROJECT_ID: Final = "dev.forge.project-id"
+TRUST_DOMAIN_ID: Final = "dev.forge.trust-domain-id"
+PREFIX: Final = "dev.forge."
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose resource it is: one dispatch of one attempt to one runner instance."""
+
+    runner_id: str
+    runner_instance_id: str
+    attempt_id: str
+    fence: int
+    project_id: str
+    trust_domain_id: str
+
+    def labels(self, role: str) -> dict[str, str]:
+        """Exactly the labels of sandbox.md."""
+        return {
+            MANAGED: MANAGED_BY_BRIDGE,
+            RUNNER_ID: self.runner_id,
+            INSTANCE_ID: self.runner_instance_id,
+            ATTEMPT_ID: self.attempt_id,
+            FENCE: str(self.fence),
+            ROLE: role,
+            PROJECT_ID: self.project_id,
+            TRUST_DOMAIN_ID: self.trust_domain_id,
+        }
+
+    def name(self, role: str) -> str:
+        """The deterministic name: a create that timed out and happened later is found by it."""
+        return name_from_labels(self.labels(role))
+
+    @classmethod
+    def from_labels(cls, labels: Mapping[str, str]) -> Self | None:
+        """Read back :meth:`labels`; None when any is missing or ill-formed."""
+        try:
+            if labels[MANAGED] != MANAGED_BY_BRIDGE:
+                return None
+            fence = labels[FENCE]
+            if not fence.isascii() or not fence.isdecimal() or fence != str(int(fence)):
+                return None
+            return cls(
+                runner_id=labels[RUNNER_ID],
+                runner_instance_id=labels[INSTANCE_ID],
+                attempt_id=labels[ATTEMPT_ID],
+                fence=int(fence),
+                project_id=labels[PROJECT_ID],
+                trust_domain_id=labels[TRUST_DOMAIN_ID],
+            )
+        except (KeyError, ValueError):
+            return None
+
+
+def name_from_labels(labels: Mapping[str, str]) -> str:
+    """``forge-<role>-<digest of the whole key>``."""
+    role = labels[ROLE]
+    keys = (RUNNER_ID, INSTANCE_ID, ATTEMPT_ID, FENCE, ROLE, PROJECT_ID, TRUST_DOMAIN_ID)
+    material = "\0".join(labels[key] for key in keys)
+    return f"forge-{role}-{hashlib.sha256(material.encode()).hexdigest()[:24]}"
+
+
+def is_ours(name: str, labels: Mapping[str, str]) -> bool:
+    """Whether labels and name agree, so that the resource may be touched."""
+    return (
+        Owner.from_labels(labels) is not None
+        and ROLE in labels
+        and name == name_from_labels(labels)
+    )
+
+
+def runner_filter(runner_id: str) -> dict[str, str]:
+    """The labels by which everything of one runner is listed."""
+    return {MANAGED: MANAGED_BY_BRIDGE, RUNNER_ID: runner_id}
+
+
+def attempt_filter(owner: Owner) -> dict[str, str]:
+    """The labels by which everything of one dispatch is listed."""
+    labels = owner.labels("")
+    del labels[ROLE]
+    return labels

@@ -1,0 +1,145 @@
+"""The doors through which decisions become effects.
+
+Flows and stages see these Protocols only; ``forge_bridge.app`` hands in the edges that keep
+them.  Every method may raise the errors of :mod:`forge_core.errors` and nothing else that is
+expected; waiting is bounded by each edge itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from forge_core.errors import ForgeError
+from forge_core.wire.codes import ResourceKind
+from forge_core.wire.shapes import EngineFacts
+
+PayloadHandler = Callable[[object], None]
+"""Takes one decoded JSON argument in the receive path: validates and queues, never waits."""
+
+
+class BridgeConnection(Protocol):
+    """One connection to the hub, from negotiate to close; never reused (B-01)."""
+
+    async def start(self) -> None:
+        """Connect; raises HubRefused or HubUnavailable."""
+
+    async def stop(self) -> None:
+        """Close in order, bounded in time; idempotent."""
+
+    def on_close(self, handler: Callable[[ForgeError | None], None]) -> None:
+        """Called exactly once; None after :meth:`stop`."""
+
+    def on_dispatch(self, handler: PayloadHandler) -> None: ...
+    def on_offer(self, handler: PayloadHandler) -> None: ...
+    def on_start(self, handler: PayloadHandler) -> None: ...
+    def on_lease_update(self, handler: PayloadHandler) -> None: ...
+    def on_cancel(self, handler: PayloadHandler) -> None: ...
+    def on_reap(self, handler: PayloadHandler) -> None: ...
+    def on_runner_settings(self, handler: PayloadHandler) -> None: ...
+
+    async def invoke(
+        self, method: str, payload: Mapping[str, object], *, timeout_ms: int | None = None
+    ) -> object:
+        """The hub's answer; raises HubUnavailable, HubConnectionLost or HubError."""
+
+
+class Clock(Protocol):
+    """Time and chance; the core takes both as arguments."""
+
+    def now_ms(self) -> int:
+        """CLOCK_BOOTTIME in milliseconds: counts suspend, ignores the wall clock's steps."""
+
+    def utc(self) -> str:
+        """The wall clock as RFC 3339 UTC with milliseconds; for people, never for deadlines."""
+
+    async def sleep_until_ms(self, deadline_ms: int) -> None:
+        """Return once :meth:`now_ms` has reached the deadline, also across a suspend."""
+
+    def jitter(self) -> float:
+        """Uniform in [0, 1)."""
+
+    def new_id(self) -> str:
+        """A fresh random id, valid as a wire id."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResource:
+    """A container, network or volume as the engine lists it."""
+
+    kind: ResourceKind
+    id: str
+    name: str
+    labels: Mapping[str, str]
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a container's PID 1 ended, in the engine's words; see testbed.md for how they lie."""
+
+    exit_code: int
+    oom_killed: bool
+    error: str = ""
+
+
+class Attachment(Protocol):
+    """Both directions of a container's standard streams, attached before start."""
+
+    async def send(self, data: bytes) -> None:
+        """Write to the container's stdin; waits while the container does not read."""
+
+    async def receive(self) -> tuple[int, bytes] | None:
+        """The next piece: (1 = stdout | 2 = stderr, bytes); None at the end."""
+
+
+class Engine(Protocol):
+    """The one door to the Docker Engine (sandbox.md, One engine door)."""
+
+    async def facts(self) -> EngineFacts: ...
+    async def inspect_image(self, reference: str) -> Mapping[str, Any]: ...
+    async def create_container(self, name: str, request: Mapping[str, Any]) -> str: ...
+    async def start_container(self, container: str) -> None: ...
+    async def inspect_container(self, container: str) -> Mapping[str, Any]: ...
+    async def wait_container(self, container: str, *, timeout_ms: int) -> ExitStatus: ...
+    async def kill_container(self, container: str) -> None: ...
+
+    async def remove_container(self, container: str) -> None:
+        """Kill if need be and remove, anonymous volumes too; raises EngineNotFound if gone."""
+
+    def attach(self, container: str) -> AbstractAsyncContextManager[Attachment]: ...
+
+    async def put_archive(
+        self, container: str, path: str, archive: AsyncIterable[bytes]
+    ) -> None: ...
+
+    async def create_volume(self, name: str, labels: Mapping[str, str]) -> str: ...
+    async def remove_volume(self, name: str) -> None: ...
+    async def create_network(self, name: str, request: Mapping[str, Any]) -> str: ...
+    async def remove_network(self, network: str) -> None: ...
+    async def disconnect_network(self, network: str, container: str) -> None: ...
+
+    async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
+        """Every container (running or not), network and volume that carries all these labels.
+
+        Raises instead of answering with a partial list: nothing is ever deleted, or believed
+        gone, on the strength of half an answer.
+        """
+
+
+class Ledger(Protocol):
+    """The append-only record of one attempt (storage.md)."""
+
+    async def append(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Durable when it returns; raises DiskUnusable when it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedOutput:
+    """What an accepted output bundle held; no commit when nothing had changed."""
+
+    result_commit: str | None
+    files: int
+    size_bytes: int
