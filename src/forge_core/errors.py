@@ -45,7 +45,16 @@ class HubUnavailable(RetryableError):  # noqa: N818 - says what is the case, as 
 
 
 class HubConnectionLost(RetryableError):  # noqa: N818
-    """Sent, outcome unknown: the connection ended or timed out before the answer came."""
+    """Sent, outcome unknown: the connection ended or timed out before the answer came.
+
+    :param allow_reconnect: False where the hub said not to hurry back: wait longer than usual.
+    """
+
+    def __init__(
+        self, message: str, *, retry_after_ms: int | None = None, allow_reconnect: bool = True
+    ) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms)
+        self.allow_reconnect = allow_reconnect
 
 
 class HubRefused(RetryableError):  # noqa: N818
