@@ -28,10 +28,24 @@ class ResourceVector:
     disk_bytes: Count = 0
 
     def __add__(self, other: ResourceVector) -> ResourceVector:
-        return ResourceVector(*(getattr(self, n) + getattr(other, n) for n in COMPONENTS))
+        return ResourceVector(
+            self.slots + other.slots,
+            self.builds + other.builds,
+            self.pids + other.pids,
+            self.memory_bytes + other.memory_bytes,
+            self.cpu_millis + other.cpu_millis,
+            self.disk_bytes + other.disk_bytes,
+        )
 
     def __sub__(self, other: ResourceVector) -> ResourceVector:
-        return ResourceVector(*(getattr(self, n) - getattr(other, n) for n in COMPONENTS))
+        return ResourceVector(
+            self.slots - other.slots,
+            self.builds - other.builds,
+            self.pids - other.pids,
+            self.memory_bytes - other.memory_bytes,
+            self.cpu_millis - other.cpu_millis,
+            self.disk_bytes - other.disk_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
