@@ -1,0 +1,1 @@
+"""Standard-library code behind the executables in ``scripts/``."""

@@ -1,0 +1,298 @@
+"""The test bed: which parts there are, and how they come up and go down."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib import processes, registry
+from lib.debian import Packages, install, older_suite, own_suite, run, say
+from lib.images import pack
+from lib.layout import BedError, Layout
+from lib.private_engine import RootfulEngine
+from lib.remains import cgroups_named, clear, mounts_below, remove_tree
+from lib.rootless_engine import RootlessEngine, user_exists
+
+REGISTRY = "registry"
+REGISTRY_GRACE_S = 10.0
+Engine = RootfulEngine | RootlessEngine
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine of the bed, by the Debian release whose ``docker.io`` it is."""
+
+    suite: str
+    rootless: bool
+
+
+ENGINES: Mapping[str, EngineSpec] = {
+    "d26": EngineSpec("trixie", rootless=False),
+    "d20": EngineSpec("bookworm", rootless=False),
+    "r26": EngineSpec("trixie", rootless=True),
+    "r20": EngineSpec("bookworm", rootless=True),
+}
+PARTS = (REGISTRY, *ENGINES)
+DEFAULT_PARTS = (REGISTRY, "d26", "r26", "d20")
+IMAGES = ("busybox", "tooling")
+
+LIMIT_FLAGS = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
+
+# Each engine's networks live in a network namespace without an uplink: these pools meet nobody.
+NETWORK_OPTIONS = (
+    *("--bip", "10.209.0.1/24"),
+    *("--default-address-pool", "base=10.208.0.0/20,size=26"),
+)
+ROOTFUL_TOOLS = ("iproute2", "iptables", "util-linux")
+ROOTLESS_TOOLS = (*ROOTFUL_TOOLS, "slirp4netns", "uidmap")
+
+
+class Bed:
+    """One test bed: the parts at one :class:`Layout`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._packages = Packages(layout.cache)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Wait until no other process changes this bed or its cache."""
+        with contextlib.ExitStack() as held:
+            for folder in sorted({self.layout.root, self.layout.cache}):
+                folder.mkdir(parents=True, exist_ok=True)
+                file = held.enter_context((folder / "lock").open("w"))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    say(f"Waiting for another process that uses {folder}")
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def up(self, parts: Iterable[str]) -> dict[str, str]:
+        """Bring ``parts`` up, and the registry with them; what is up stays as it is.
+
+        :returns: why a part could not start, by part; empty when all are up.
+        """
+        wanted = [part for part in PARTS if part == REGISTRY or part in set(parts)]
+        with self.locked():
+            if all(self._is_complete(part) for part in wanted):
+                return {}
+            if os.geteuid() != 0:
+                raise BedError("cannot start the test bed: it needs root (private Docker daemons)")
+            self._install_tools(wanted)
+            engines = [part for part in wanted if part in ENGINES]
+            prefixes = {part: self._prefix(part) for part in engines}
+            self._start_registry(REGISTRY)
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                images = pool.submit(self._push_images)
+                starting = {
+                    part: pool.submit(self._start_engine, part, prefixes[part]) for part in engines
+                }
+                references = images.result()
+                filling = {
+                    part: pool.submit(self._fill, part, started, references)
+                    for part, started in starting.items()
+                }
+                return {part: str(error) for part, error in _errors(filling)}
+
+    def down(self, parts: Iterable[str]) -> None:
+        """Take ``parts`` down; images and data stay for the next start.
+
+        :raises BedError: something is left.
+        """
+        wanted = set(parts)
+        with self.locked():
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                stopping = {part: pool.submit(self._stop, part) for part in PARTS if part in wanted}
+            problems = [f"{part}: {error}" for part, error in _errors(stopping)]
+            if wanted.issuperset(PARTS) and not problems:
+                clear([self.layout.run])
+                remove_tree(self.layout.run)
+                problems = self.remains()
+            if problems:
+                raise BedError(f"cannot take the test bed down: {'; '.join(problems)}")
+
+    def purge(self) -> None:
+        """Take everything down and remove users, data and, where it is our own, the cache."""
+        self.down(PARTS)
+        with self.locked():
+            for part, spec in ENGINES.items():
+                if spec.rootless and user_exists(self.layout.name(part)):
+                    run(["userdel", self.layout.name(part)])
+            remove_tree(self.layout.root)
+
+    def remains(self) -> list[str]:
+        """Processes, mounts, network namespaces and cgroups of this bed, for people to read."""
+        found = [processes.describe(one) for one in processes.belonging_to([self.layout.run])]
+        found += [f"mount {point}" for point in mounts_below([self.layout.run])]
+        for part in ENGINES:
+            name = self.layout.name(part)
+            if _netns(name).exists():
+                found.append(f"network namespace {name}")
+            found += [f"cgroup {path}" for path in cgroups_named(name)]
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """The machine-readable description; see docs/how-to/test-bed.md."""
+        return {
+            "root": str(self.layout.root),
+            "registry": {
+                "up": self._registry_runs(REGISTRY),
+                "address": f"127.0.0.1:{self.layout.registry_port}",
+            },
+            "images": self._references(),
+            "engines": {part: self._engine_status(part) for part in ENGINES},
+        }
+
+    # engines
+
+    def _engine(self, part: str, prefix: Path = Path("/")) -> Engine:
+        name, folder = self.layout.name(part), self.layout.run / part
+        data = self.layout.root / part
+        if ENGINES[part].rootless:
+            return RootlessEngine(part, data, folder, prefix, name, NETWORK_OPTIONS)
+        enter = ("nsenter", f"--net={_netns(name)}")
+        return RootfulEngine(part, data, folder, prefix, name, NETWORK_OPTIONS, enter)
+
+    def _prefix(self, part: str) -> Path:
+        suite = ENGINES[part].suite
+        # runc and tini link against the C library: never newer than this machine's.
+        runtime_suite = older_suite(suite, own_suite())
+        engine = ["docker.io", "containerd", "rootlesskit"]
+        if suite != "bookworm":
+            engine.append("docker-cli")  # a package of its own since trixie
+        return self._packages.unpack(
+            [(package, suite) for package in engine]
+            + [(package, runtime_suite) for package in ("runc", "tini")]
+        )
+
+    def _install_tools(self, parts: Sequence[str]) -> None:
+        rootless = any(part in ENGINES and ENGINES[part].rootless for part in parts)
+        install(ROOTLESS_TOOLS if rootless else ROOTFUL_TOOLS, "run private Docker daemons")
+
+    def _fill(
+        self,
+        part: str,
+        started: concurrent.futures.Future[None],
+        references: Mapping[str, Mapping[str, str]],
+    ) -> None:
+        started.result()
+        self._start_registry(part)
+        api = self._engine(part).api
+        for image in references.values():
+            if not api.has_image(image["reference"]):
+                say(f"Pulling {image['reference']} into {part}")
+                api.pull(image["reference"])
+
+    def _start_engine(self, part: str, prefix: Path) -> None:
+        name = self.layout.name(part)
+        if not ENGINES[part].rootless and not _netns(name).exists():
+            run(["ip", "netns", "add", name])
+            run(["ip", "-netns", name, "link", "set", "lo", "up"])
+        self._engine(part, prefix).start()
+
+    def _stop(self, part: str) -> None:
+        if (process := processes.recorded(self._registry_record(part))) is not None:
+            process.end(REGISTRY_GRACE_S)
+        if part == REGISTRY:
+            return
+        self._engine(part).stop()
+        if _netns(self.layout.name(part)).exists():
+            run(["ip", "netns", "delete", self.layout.name(part)])
+
+    def _is_complete(self, part: str) -> bool:
+        if not self._registry_runs(part):
+            return False
+        if part == REGISTRY:
+            return True
+        engine, images = self._engine(part), self._references()
+        return (
+            engine.is_up()
+            and set(images) == set(IMAGES)
+            and all(engine.api.has_image(image["reference"]) for image in images.values())
+        )
+
+    def _engine_status(self, part: str) -> dict[str, Any]:
+        engine = self._engine(part)
+        status: dict[str, Any] = {
+            "up": engine.is_up(),
+            "rootless": ENGINES[part].rootless,
+            "socket": str(engine.socket_path),
+        }
+        if status["up"]:
+            version, info = engine.api.get("/version"), engine.api.get("/info")
+            process_id = engine.daemon_pid()
+            status |= {
+                "version": version["Version"],
+                "api_version": version["ApiVersion"],
+                "limits_enforced": all(info[flag] for flag in LIMIT_FLAGS),
+                "daemon_pid": process_id,
+                "network_namespace": f"/proc/{process_id}/ns/net",
+            }
+        return status
+
+    # the registry and its images
+
+    def _registry_record(self, part: str) -> Path:
+        return self.layout.run / part / "registry.json"
+
+    def _registry_runs(self, part: str) -> bool:
+        return processes.recorded(self._registry_record(part)) is not None
+
+    def _start_registry(self, part: str) -> None:
+        if self._registry_runs(part):
+            return
+        prefix = self._packages.unpack([("docker-registry", "trixie")])
+        enter: tuple[str, ...] = ()
+        if part != REGISTRY:
+            enter = ("nsenter", f"--net=/proc/{self._engine(part).daemon_pid()}/ns/net")
+        registry.start(
+            prefix / "usr/bin/docker-registry",
+            self.layout.root / REGISTRY,
+            self.layout.registry_port,
+            run=self.layout.run / part,
+            prepare=enter,
+        )
+
+    def _push_images(self) -> dict[str, dict[str, str]]:
+        pusher = registry.Pusher(self.layout.registry_port)
+        references = {}
+        for name in IMAGES:
+            image = pack(name, self._packages, self.layout.cache)
+            references[name] = {"reference": pusher.push(image), "image_id": image.image_id}
+        partial = self._references_file.with_suffix(".partial")
+        partial.write_text(json.dumps(references))
+        partial.replace(self._references_file)
+        return references
+
+    @property
+    def _references_file(self) -> Path:
+        return self.layout.root / "images.json"
+
+    def _references(self) -> dict[str, dict[str, str]]:
+        try:
+            references: dict[str, dict[str, str]] = json.loads(self._references_file.read_text())
+        except FileNotFoundError:
+            return {}
+        return references
+
+
+def _netns(name: str) -> Path:
+    return Path("/run/netns") / name
+
+
+def _errors(
+    futures: Mapping[str, concurrent.futures.Future[None]],
+) -> Iterator[tuple[str, BaseException]]:
+    for part, future in futures.items():
+        if (error := future.exception()) is not None:
+            if not isinstance(error, BedError | OSError):
+                raise error
+            yield part, error

@@ -1,0 +1,250 @@
+"""Container images made offline from the files of Debian packages.
+
+An image is one layer of package files, a configuration and a manifest, written here rather than
+imported by a daemon: its id and its digest are known before any engine has seen it, and are the
+same in all of them.  Files keep their times, so Python's byte code stays valid; set-user-id bits
+are dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from lib.debian import Packages, installed, own_suite, run, say
+from lib.package_files import closure, database, files
+
+FORMAT = 2  # part of every image's key: raise it when the packing changes
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+PASSWD = """\
+root:x:0:0:root:/root:/bin/sh
+proxy:x:13:13:proxy:/var/spool/squid:/bin/sh
+postgres:x:70:70::/var/lib/postgresql:/bin/sh
+redis:x:71:71::/var/lib/redis:/bin/sh
+agent:x:1000:1000::/home/agent:/bin/sh
+nobody:x:65534:65534::/nonexistent:/bin/false
+"""
+FOLDERS = {  # path: (mode, owner)
+    "etc": (0o755, 0),
+    "home": (0o755, 0),
+    "home/agent": (0o755, 1000),
+    "root": (0o700, 0),
+    "run": (0o755, 0),
+    "tmp": (0o1777, 0),
+    "usr": (0o755, 0),
+    "usr/bin": (0o755, 0),
+    "var": (0o755, 0),
+    "var/tmp": (0o1777, 0),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What goes into an image.
+
+    :param packages: with all that they depend on, but for :data:`UNWANTED`.
+    :param links: more symbolic links (path to target), given the files (path to source).
+    """
+
+    packages: tuple[str, ...]
+    links: Callable[[Mapping[str, Path]], Mapping[str, str]] = lambda paths: {}
+    user: str = "1000:1000"
+    command: tuple[str, ...] = ("/bin/sh",)
+
+
+def _busybox_applets(paths: Mapping[str, Path]) -> dict[str, str]:
+    listing = run([str(paths["/usr/bin/busybox"]), "--list"]).split()
+    return {f"/usr/bin/{applet}": "busybox" for applet in listing if applet != "busybox"}
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "busybox": Recipe(("busybox-static",), links=_busybox_applets),
+    "tooling": Recipe(
+        (
+            *("bash", "coreutils", "dash", "diffutils", "findutils", "git", "grep", "gzip"),
+            *("mawk", "python3", "sed", "tar"),
+        ),
+        links=lambda paths: {"/usr/bin/awk": "mawk"},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """A packed image on disk: ``layer.tar``, ``config.json``, ``manifest.json``.
+
+    :param image_id: ``sha256:…`` of the configuration; what engines call the image id.
+    :param digest: ``sha256:…`` of the manifest; what registries call the image.
+    """
+
+    name: str
+    folder: Path
+    image_id: str
+    digest: str
+
+    @property
+    def layer(self) -> Path:
+        return self.folder / "layer.tar"
+
+    def archive(self) -> Path:
+        """A ``docker load`` archive of it, tagged ``forge/<name>:testbed``."""
+        path = self.folder / "image.tar"
+        if path.exists():
+            return path
+        index = [
+            {
+                "Config": "config.json",
+                "RepoTags": [f"forge/{self.name}:testbed"],
+                "Layers": ["layer.tar"],
+            }
+        ]
+        partial = path.with_suffix(".partial")
+        with tarfile.open(partial, "w", format=tarfile.GNU_FORMAT) as tar:
+            for name in ("config.json", "layer.tar"):
+                tar.add(self.folder / name, arcname=name)
+            _add_file(tar, "manifest.json", json.dumps(index).encode())
+        partial.rename(path)
+        return path
+
+
+def pack(name: str, packages: Packages, cache: Path) -> Image:
+    """Pack the image ``name`` of :data:`RECIPES`, or find it packed.
+
+    Packages that the machine lacks are unpacked beside it, never installed.
+    """
+    recipe = RECIPES[name]
+    sources = [Path("/")]
+    missing = set(recipe.packages) - installed(recipe.packages)
+    if missing:
+        wanted = [(package, own_suite()) for package in packages.missing_for(sorted(missing))]
+        sources.insert(0, packages.unpack(wanted))
+    chosen = closure(recipe.packages, database(sources))
+    versions = [(package.name, package.version) for package in chosen]
+    key = hashlib.sha256(repr((FORMAT, versions)).encode()).hexdigest()
+    folder = cache / "images" / f"{name}-{key[:12]}"
+    if not folder.is_dir():
+        say(f"Packing image forge/{name} from {len(chosen)} packages")
+        _write(recipe, files(chosen), folder)
+    config = (folder / "config.json").read_bytes()
+    manifest = (folder / "manifest.json").read_bytes()
+    return Image(name, folder, _sha256(config), _sha256(manifest))
+
+
+def _write(recipe: Recipe, paths: Mapping[str, Path], folder: Path) -> None:
+    partial = folder.with_name(folder.name + ".partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    with (partial / "layer.tar").open("wb") as file:
+        hashing = _HashingWriter(file)
+        with tarfile.open(fileobj=hashing, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+            _fill(tar, paths, recipe.links(paths))
+    config = _config(recipe, hashing.digest)
+    layer = {"mediaType": LAYER_TYPE, "digest": hashing.digest, "size": hashing.size_bytes}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": {"mediaType": CONFIG_TYPE, "digest": _sha256(config), "size": len(config)},
+        "layers": [layer],
+    }
+    (partial / "config.json").write_bytes(config)
+    (partial / "manifest.json").write_text(json.dumps(manifest, sort_keys=True))
+    partial.rename(folder)
+
+
+def _config(recipe: Recipe, layer_digest: str) -> bytes:
+    return json.dumps(
+        {
+            "architecture": ARCHITECTURES[os.uname().machine],
+            "os": "linux",
+            "created": "1970-01-01T00:00:00Z",
+            "config": {
+                "User": recipe.user,
+                "Cmd": list(recipe.command),
+                "Env": ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG=C.UTF-8"],
+            },
+            "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
+            "history": [{"created": "1970-01-01T00:00:00Z", "created_by": "scripts/testbed"}],
+        },
+        sort_keys=True,
+    ).encode()
+
+
+def _fill(tar: tarfile.TarFile, paths: Mapping[str, Path], links: Mapping[str, str]) -> None:
+    for name, (mode, owner) in FOLDERS.items():
+        _add_folder(tar, name, mode, owner)
+    done = {f"/{name}" for name in FOLDERS}
+    for path in sorted(paths):
+        if path in done:
+            continue
+        done.add(path)
+        entry = _entry(tar, path, paths[path])
+        if entry.isreg():
+            with paths[path].open("rb") as file:
+                tar.addfile(entry, file)
+        else:
+            tar.addfile(entry)
+    merged = {f"/{name}": f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")}
+    for path, target in {**merged, **links}.items():
+        if path not in done:
+            link = tarfile.TarInfo(path[1:])
+            link.type, link.linkname, link.mode = tarfile.SYMTYPE, target, 0o777
+            tar.addfile(link)
+    _add_file(tar, "etc/passwd", PASSWD.encode())
+    _add_file(tar, "etc/group", _groups(PASSWD).encode())
+
+
+def _entry(tar: tarfile.TarFile, path: str, source: Path) -> tarfile.TarInfo:
+    # A second name of a file already added becomes a hard link in the layer too.
+    entry = tar.gettarinfo(str(source), arcname=path[1:])
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mode &= 0o1777
+    entry.mtime = int(entry.mtime)
+    return entry
+
+
+def _add_folder(tar: tarfile.TarFile, name: str, mode: int, owner: int) -> None:
+    folder = tarfile.TarInfo(name)
+    folder.type, folder.mode, folder.uid, folder.gid = tarfile.DIRTYPE, mode, owner, owner
+    tar.addfile(folder)
+
+
+def _add_file(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = len(content), 0o644
+    tar.addfile(entry, io.BytesIO(content))
+
+
+def _groups(passwd: str) -> str:
+    users = [line.split(":") for line in passwd.splitlines()]
+    return "".join(f"{name}:x:{group}:\n" for name, _, _, group, *_ in users)
+
+
+class _HashingWriter(io.RawIOBase):
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self.size_bytes = 0
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self._hash.update(data)
+        self.size_bytes += len(data)
+        return self._file.write(data)
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+def _sha256(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
