@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lib import processes, registry
-from lib.debian import Packages, install, older_suite, own_suite, run, say
+from lib.debian import Packages, install, older_suite, own_suite, run
 from lib.images import pack
-from lib.layout import BedError, Layout
+from lib.layout import BedError, Layout, say
 from lib.private_engine import RootfulEngine
 from lib.remains import cgroups_named, clear, mounts_below, remove_tree
 from lib.rootless_engine import RootlessEngine, user_exists
@@ -61,27 +59,13 @@ class Bed:
         self.layout = layout
         self._packages = Packages(layout.cache)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Wait until no other process changes this bed or its cache."""
-        with contextlib.ExitStack() as held:
-            for folder in sorted({self.layout.root, self.layout.cache}):
-                folder.mkdir(parents=True, exist_ok=True)
-                file = held.enter_context((folder / "lock").open("w"))
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    say(f"Waiting for another process that uses {folder}")
-                    fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
     def up(self, parts: Iterable[str]) -> dict[str, str]:
         """Bring ``parts`` up, and the registry with them; what is up stays as it is.
 
         :returns: why a part could not start, by part; empty when all are up.
         """
         wanted = [part for part in PARTS if part == REGISTRY or part in set(parts)]
-        with self.locked():
+        with self.layout.locked():
             if all(self._is_complete(part) for part in wanted):
                 return {}
             if os.geteuid() != 0:
@@ -108,7 +92,7 @@ class Bed:
         :raises BedError: something is left.
         """
         wanted = set(parts)
-        with self.locked():
+        with self.layout.locked():
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 stopping = {part: pool.submit(self._stop, part) for part in PARTS if part in wanted}
             problems = [f"{part}: {error}" for part, error in _errors(stopping)]
@@ -122,7 +106,7 @@ class Bed:
     def purge(self) -> None:
         """Take everything down and remove users, data and, where it is our own, the cache."""
         self.down(PARTS)
-        with self.locked():
+        with self.layout.locked():
             for part, spec in ENGINES.items():
                 if spec.rootless and user_exists(self.layout.name(part)):
                     run(["userdel", self.layout.name(part)])

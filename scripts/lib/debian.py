@@ -12,22 +12,16 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lib.aptsources import DEBIAN_KEYRING, choose_mirror, machine_sources
-from lib.layout import BedError
+from lib.layout import BedError, say
 
 SUITES = ("bookworm", "trixie", "forky", "sid")  # oldest first
 APT_TIMEOUT_S = 600
 LIBRARY_FOLDERS = ("lib", "usr/lib")
 CONTROL_FOLDER = ".control"  # in an unpacked prefix: each package's control fields and file list
-
-
-def say(text: str) -> None:
-    """One line of progress, on standard error: standard output is for programs."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def own_suite() -> str:
@@ -134,19 +128,34 @@ class Packages:
         partial.rename(prefix)
         return prefix
 
-    def missing_for(self, packages: Sequence[str]) -> list[str]:
-        """What apt would add to this machine to have ``packages``: them and their dependencies."""
+    def unpack_missing(self, packages: Sequence[str]) -> Path:
+        """Unpack what apt would add to this machine to have ``packages``, dependencies included.
+
+        :returns: the folder, which mirrors ``/`` and lacks what the machine has.
+        """
+        known = self._unpacked / f"for-{'+'.join(packages)}"
+        if known.exists():
+            return known.resolve()
+        suite = own_suite()
+        prefix = self.unpack([(package, suite) for package in self._missing(packages, suite)])
+        known.unlink(missing_ok=True)
+        known.symlink_to(prefix.name)
+        return prefix
+
+    def _missing(self, packages: Sequence[str], suite: str) -> list[str]:
         self._update()
         plan = run(
             [
                 *self._apt_get(),
-                *("-o", f"APT::Default-Release={own_suite()}"),
+                *("-o", f"APT::Default-Release={suite}"),
                 *("install", "--simulate", "--no-install-recommends", *packages),
             ]
         )
         # "Inst name [installed version] (new version …)": an upgrade is no addition.
         words = [line.split() for line in plan.splitlines() if line.startswith("Inst ")]
-        return sorted({line[1] for line in words if not line[2].startswith("[")})
+        added = {line[1] for line in words if not line[2].startswith("[")}
+        # Those asked for are wanted in any case: of a package that is installed, a private copy.
+        return [*packages, *sorted(added - set(packages))]
 
     def _download(self, names: Sequence[str], folder: Path) -> None:
         self._update()

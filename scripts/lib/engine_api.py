@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -93,16 +93,15 @@ class EngineApi:
         status, answer = self.call("POST", "/images/create", query)
         self._check_stream(f"pull {reference}", status, answer)
 
-    def load(self, archive: Path) -> None:
-        """Load a ``docker save`` archive.
+    def load(self, archive: Iterable[bytes], what: str) -> None:
+        """Load a ``docker save`` archive, given in pieces.
 
         :raises BedError: with the engine's reason.
         """
-        with archive.open("rb") as file:
-            status, answer = self.call(
-                "POST", "/images/load", {"quiet": "1"}, body=file, content_type="application/x-tar"
-            )
-        self._check_stream(f"load {archive}", status, answer)
+        query = {"quiet": "1"}
+        tar = "application/x-tar"
+        status, answer = self.call("POST", "/images/load", query, body=archive, content_type=tar)
+        self._check_stream(f"load {what}", status, answer)
 
     def _check_stream(self, what: str, status: int, answer: bytes) -> None:
         # A failure midway is an object with "error" in a stream that began with 200.

@@ -13,15 +13,17 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from lib.debian import Packages, installed, own_suite, run, say
+from lib.debian import Packages, installed, run
+from lib.layout import say
 from lib.package_files import closure, database, files
 
 FORMAT = 2  # part of every image's key: raise it when the packing changes
+PIECE_BYTES = 1 << 20
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -86,36 +88,39 @@ class Image:
 
     :param image_id: ``sha256:…`` of the configuration; what engines call the image id.
     :param digest: ``sha256:…`` of the manifest; what registries call the image.
+    :param layer_digest: ``sha256:…`` of its one layer.
     """
 
     name: str
     folder: Path
     image_id: str
     digest: str
+    layer_digest: str
 
     @property
-    def layer(self) -> Path:
-        return self.folder / "layer.tar"
+    def tag(self) -> str:
+        """Its name in an engine that did not get it from a registry."""
+        return f"forge/{self.name}:testbed"
 
-    def archive(self) -> Path:
-        """A ``docker load`` archive of it, tagged ``forge/<name>:testbed``."""
-        path = self.folder / "image.tar"
-        if path.exists():
-            return path
-        index = [
-            {
-                "Config": "config.json",
-                "RepoTags": [f"forge/{self.name}:testbed"],
-                "Layers": ["layer.tar"],
-            }
-        ]
-        partial = path.with_suffix(".partial")
-        with tarfile.open(partial, "w", format=tarfile.GNU_FORMAT) as tar:
-            for name in ("config.json", "layer.tar"):
-                tar.add(self.folder / name, arcname=name)
-            _add_file(tar, "manifest.json", json.dumps(index).encode())
-        partial.rename(path)
-        return path
+    def archive(self) -> Iterator[bytes]:
+        """A ``docker load`` archive of it, in pieces."""
+        layers = ["layer.tar"]
+        index = [{"Config": "config.json", "RepoTags": [self.tag], "Layers": layers}]
+        yield from _tar_member("manifest.json", io.BytesIO(json.dumps(index).encode()))
+        for name in ("config.json", "layer.tar"):
+            with (self.folder / name).open("rb") as file:
+                yield from _tar_member(name, file)
+        yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _tar_member(name: str, file: BinaryIO) -> Iterator[bytes]:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = file.seek(0, io.SEEK_END), 0o644
+    file.seek(0)
+    yield entry.tobuf(tarfile.GNU_FORMAT)
+    while piece := file.read(PIECE_BYTES):
+        yield piece
+    yield bytes(-entry.size % tarfile.BLOCKSIZE)
 
 
 def pack(name: str, packages: Packages, cache: Path) -> Image:
@@ -127,8 +132,7 @@ def pack(name: str, packages: Packages, cache: Path) -> Image:
     sources = [Path("/")]
     missing = set(recipe.packages) - installed(recipe.packages)
     if missing:
-        wanted = [(package, own_suite()) for package in packages.missing_for(sorted(missing))]
-        sources.insert(0, packages.unpack(wanted))
+        sources.insert(0, packages.unpack_missing(sorted(missing)))
     chosen = closure(recipe.packages, database(sources))
     versions = [(package.name, package.version) for package in chosen]
     key = hashlib.sha256(repr((FORMAT, versions)).encode()).hexdigest()
@@ -138,7 +142,8 @@ def pack(name: str, packages: Packages, cache: Path) -> Image:
         _write(recipe, files(chosen), folder)
     config = (folder / "config.json").read_bytes()
     manifest = (folder / "manifest.json").read_bytes()
-    return Image(name, folder, _sha256(config), _sha256(manifest))
+    layer_digest = json.loads(manifest)["layers"][0]["digest"]
+    return Image(name, folder, _sha256(config), _sha256(manifest), layer_digest)
 
 
 def _write(recipe: Recipe, paths: Mapping[str, Path], folder: Path) -> None:

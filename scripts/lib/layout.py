@@ -6,8 +6,12 @@ namespaces, users and cgroups.  Two checkouts on one machine have different tags
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +23,11 @@ REGISTRY_PORT_COUNT = 10000
 
 class BedError(Exception):
     """What could not be done, to which thing, and what to do about it."""
+
+
+def say(text: str) -> None:
+    """One line of progress, on standard error: standard output is for programs."""
+    print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -58,3 +67,17 @@ class Layout:
     def name(self, part: str) -> str:
         """Name of a network namespace, user or cgroup of ``part``."""
         return f"forge-tb-{self.tag}-{part}"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Wait until no other process changes these folders, and keep others out."""
+        with contextlib.ExitStack() as held:
+            for folder in sorted({self.root, self.cache}):
+                folder.mkdir(parents=True, exist_ok=True)
+                file = held.enter_context((folder / "lock").open("w"))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    say(f"Waiting for another process that uses {folder}")
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            yield

@@ -36,6 +36,7 @@ class RootfulEngine:
     :param cgroup: parent cgroup of its containers.
     :param options: further dockerd options.
     :param prepare: a command that enters another network namespace first.
+    :param group_id: the group that may use the socket.
     """
 
     name: str
@@ -45,6 +46,7 @@ class RootfulEngine:
     cgroup: str
     options: tuple[str, ...] = ()
     prepare: tuple[str, ...] = ()
+    group_id: int = 0
 
     @property
     def socket_path(self) -> Path:
@@ -117,6 +119,7 @@ class RootfulEngine:
         pid_file.unlink(missing_ok=True)  # after a kill it names a process that is not ours
         argv = ["dockerd", "--config-file", str(configuration), "--log-level", "warn"]
         argv += ["--host", f"unix://{self.socket_path}", "--pidfile", str(pid_file)]
+        argv += ["--group", str(self.group_id)]
         argv += ["--data-root", str(self.data / "docker"), "--exec-root", str(self.run / "exec")]
         argv += ["--containerd", str(self._containerd_socket)]
         # cgroupfs, with or without systemd: limits behave the same on every machine.

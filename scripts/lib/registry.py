@@ -15,9 +15,8 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from lib import processes
-from lib.debian import say
 from lib.images import MANIFEST_TYPE, Image
-from lib.layout import BedError
+from lib.layout import BedError, say
 
 API_TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 10.0
@@ -82,9 +81,8 @@ class Pusher:
         target = f"{repository}/manifests/{image.digest}"
         if self._call("HEAD", target)[0] != 200:
             say(f"Pushing image forge/{image.name}")
-            content = json.loads(manifest)
-            self._push_blob(repository, content["layers"][0]["digest"], image.layer)
-            self._push_blob(repository, content["config"]["digest"], image.folder / "config.json")
+            self._push_blob(repository, image.layer_digest, image.folder / "layer.tar")
+            self._push_blob(repository, image.image_id, image.folder / "config.json")
             self._expect(201, "PUT", target, manifest, MANIFEST_TYPE)
         return f"{self._address}/forge/{image.name}@{image.digest}"
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lib import processes
-from lib.debian import binaries_path, run, say
+from lib.debian import binaries_path, run
 from lib.engine_api import EngineApi
-from lib.layout import BedError
+from lib.layout import BedError, say
 from lib.private_engine import READY_TIMEOUT_S, STOP_GRACE_S
 from lib.remains import clear, mounts_below, remove_tree
 

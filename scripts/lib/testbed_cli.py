@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from lib import demo_engine
 from lib.bed import DEFAULT_PARTS, PARTS, Bed
-from lib.debian import say
-from lib.layout import BedError, Layout
+from lib.layout import BedError, Layout, say
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -22,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     bed = Bed(Layout.from_environment())
     try:
         return int(options.command(bed, options))
-    except BedError as error:
+    except (BedError, OSError) as error:
         say(f"testbed: {error}")
         return 1
 
@@ -52,6 +54,15 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(command=_status)
     env = commands.add_parser("env", help="the same as shell variables, for eval")
     env.set_defaults(command=_env)
+    demo = commands.add_parser("demo-engine", help="one engine without networks, for the demo")
+    demo.add_argument("action", choices=("up", "down"))
+    demo.add_argument("--purge", action="store_true", help="with down: remove its data too")
+    demo.set_defaults(command=_demo_engine)
+    tooling = commands.add_parser(
+        "tooling-image", help="put the tooling image into a running engine, print its id"
+    )
+    tooling.add_argument("--socket", type=Path, required=True, help="path of the unix socket")
+    tooling.set_defaults(command=_tooling_image)
     return parser
 
 
@@ -96,6 +107,20 @@ def _env(bed: Bed, options: argparse.Namespace) -> int:
             variables[f"FORGE_TESTBED_{part.upper()}"] = f"unix://{engine['socket']}"
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def _demo_engine(bed: Bed, options: argparse.Namespace) -> int:
+    demo_engine.become_root(sys.argv)
+    if options.action == "up":
+        print(json.dumps(demo_engine.up(bed.layout)))
+    else:
+        demo_engine.down(bed.layout, purge=options.purge)
+    return 0
+
+
+def _tooling_image(bed: Bed, options: argparse.Namespace) -> int:
+    print(demo_engine.tooling_image(bed.layout, options.socket))
     return 0
 
 
