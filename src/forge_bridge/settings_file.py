@@ -1,0 +1,125 @@
+"""Files that settings come from: the settings file and the token file.
+
+A settings file has the form of systemd's ``EnvironmentFile`` (systemd.exec(5)): one
+``NAME=value`` a line, comments after ``#`` or ``;`` at the start of a line, the value bare or in
+single or double quotes, no expansion.  What systemd and a person might read differently (escapes
+and continuations outside quotes, quotes in the middle, a name twice) is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+from forge_bridge.settings_rules import ConfigurationError, Problem
+
+MAX_FILE_BYTES: Final = 65_536
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
+_DOUBLE_QUOTED = re.compile(r'"((?:[^"\\]|\\["\\$`])*)"')
+_SINGLE_QUOTED = re.compile(r"'([^'\\]*)'")
+
+
+def read_settings_file(path: Path, variable: str) -> dict[str, str]:
+    """The assignments of the settings file that ``variable`` names.
+
+    :raises ConfigurationError: unreadable, too large, changeable by others, readable by others
+        though it holds the token, or a line that is no plain assignment.
+    """
+    text, mode = _read(path, variable)
+    values = parse_environment_file(text, str(path), variable)
+    if values.get("FORGE_API_TOKEN"):
+        _require_private(path, mode, variable)
+    return values
+
+
+def read_token_file(path: Path, variable: str) -> str:
+    """The content of a file that holds nothing but a secret, without surrounding white space.
+
+    :raises ConfigurationError: unreadable, too large, or open to anybody but its owner.
+    """
+    text, mode = _read(path, variable)
+    _require_private(path, mode, variable)
+    return text.strip()
+
+
+def parse_environment_file(text: str, where: str, variable: str) -> dict[str, str]:
+    """Name → value of every assignment in ``text``.
+
+    :param where: the file's name, for the errors.
+    :raises ConfigurationError: naming the line, never its value.
+    """
+    values: dict[str, str] = {}
+    problems = []
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip()
+        if not line or line[0] in "#;":
+            continue
+        match = _ASSIGNMENT.fullmatch(line)
+        value = None if match is None else _unquote(match[2].strip())
+        if match is None or value is None:
+            wrong = "is not NAME=value, with the value bare or in quotes as a whole"
+        elif match[1] in values:
+            wrong = f"sets {match[1]} a second time"
+        else:
+            values[match[1]] = value
+            continue
+        problems.append(Problem((variable,), f"line {number} of {where} {wrong}", "mend the line"))
+    if problems:
+        raise ConfigurationError(tuple(problems))
+    return values
+
+
+def _unquote(value: str) -> str | None:
+    if double := _DOUBLE_QUOTED.fullmatch(value):
+        return re.sub(r"\\(.)", r"\1", double[1])
+    if single := _SINGLE_QUOTED.fullmatch(value):
+        return single[1]
+    return None if set(value) & set("\"'\\\0") else value
+
+
+def _read(path: Path, variable: str) -> tuple[str, int]:
+    """Text and mode, from one descriptor, so that what was checked is what was read."""
+    try:
+        # O_NONBLOCK: a fifo under that name must not hang the start.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise _refused(
+            variable, f"cannot open {path}: {error.strerror}", "name a readable file"
+        ) from None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _refused(variable, f"{path} is not a regular file", "name a regular file")
+        if status.st_uid not in {0, os.geteuid()}:
+            raise _refused(
+                variable,
+                f"{path} belongs to another account (uid {status.st_uid})",
+                f"run chown {os.geteuid()} {path}",
+            )
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise _refused(
+                variable, f"{path} can be changed by other accounts", f"run chmod 600 {path}"
+            )
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise _refused(variable, f"{path} has more than {MAX_FILE_BYTES} bytes", "shorten it")
+    try:
+        return content.decode(), status.st_mode
+    except UnicodeDecodeError:
+        raise _refused(variable, f"{path} is not UTF-8 text", "save it as UTF-8") from None
+
+
+def _require_private(path: Path, mode: int, variable: str) -> None:
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise _refused(
+            variable,
+            f"{path} holds a secret and is open to other accounts (mode {mode & 0o777:04o})",
+            f"run chmod 600 {path}",
+        )
+
+
+def _refused(variable: str, wrong: str, right: str) -> ConfigurationError:
+    return ConfigurationError((Problem((variable,), wrong, right),))
