@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from pydantic import SecretStr, ValidationError
 
-from forge_bridge.settings_table import BridgeSettings, LogFormat, LogLevel
 from forge_bridge.settings_file import read_settings_file, read_token_file
 from forge_bridge.settings_rules import (
     ConfigurationError,
@@ -23,6 +22,7 @@ from forge_bridge.settings_rules import (
     SettingsConflictError,
     find_warnings,
 )
+from forge_bridge.settings_table import BridgeSettings, LogFormat, LogLevel
 from forge_bridge.settings_types import NotAcceptedError, parse_token
 
 __all__ = [
