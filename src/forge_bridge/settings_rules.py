@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from forge_core.admission import DEFAULT_REQUEST
 from forge_core.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -89,33 +90,6 @@ def _ceilings(s: BridgeSettings) -> Iterator[Problem]:
             "more is reserved than the cache may hold",
             f"reserve at most {s.sandbox_buildkit_cache_max_bytes}B",
         )
-    for variable, default, ceiling_variable, ceiling in (
-        (
-            "FORGE_SANDBOX_DEFAULT_PIDS",
-            s.sandbox_default_pids,
-            "FORGE_SANDBOX_PID_CAPACITY",
-            s.sandbox_pid_capacity,
-        ),
-        (
-            "FORGE_SANDBOX_DEFAULT_MEMORY",
-            s.sandbox_default_memory_bytes,
-            "FORGE_SANDBOX_MEMORY_CAPACITY",
-            s.sandbox_memory_capacity_bytes,
-        ),
-        (
-            "FORGE_SANDBOX_DEFAULT_CPU_MILLIS",
-            s.sandbox_default_cpu_millis,
-            "FORGE_SANDBOX_CPU_CAPACITY_MILLIS",
-            s.sandbox_cpu_capacity_millis,
-        ),
-    ):
-        if ceiling is not None and default > ceiling:
-            yield Problem(
-                (variable, ceiling_variable),
-                f"one attempt ({default}) asks for more than all may have ({ceiling}), so "
-                "nothing would ever be accepted",
-                f"lower {variable} or raise {ceiling_variable}",
-            )
 
 
 def _deadlines(s: BridgeSettings) -> Iterator[Problem]:
@@ -169,6 +143,24 @@ def _warnings(s: BridgeSettings) -> Iterator[str]:
             "FORGE_SERVER_URL: everything, the token included, crosses the network "
             "unencrypted; use https"
         )
+    for variable, ceiling, default in (
+        ("FORGE_SANDBOX_PID_CAPACITY", s.sandbox_pid_capacity, DEFAULT_REQUEST.pids),
+        (
+            "FORGE_SANDBOX_MEMORY_CAPACITY",
+            s.sandbox_memory_capacity_bytes,
+            DEFAULT_REQUEST.memory_bytes,
+        ),
+        (
+            "FORGE_SANDBOX_CPU_CAPACITY_MILLIS",
+            s.sandbox_cpu_capacity_millis,
+            DEFAULT_REQUEST.cpu_millis,
+        ),
+    ):
+        if ceiling is not None and ceiling < default:
+            yield (
+                f"{variable}: an offer that names no amount counts as {default}, more than there "
+                f"is ({ceiling}), and will be refused"
+            )
     if s.sandbox_egress_proxy_image is not None and not s.sandbox_egress_enforced:
         yield (
             "FORGE_SANDBOX_EGRESS_PROXY_IMAGE has no effect without "

@@ -159,24 +159,6 @@ class BridgeSettings(BaseSettings):
         None,
         "CPU of all attempts together, in thousandths of one CPU; unset: no ceiling.",
     )
-    sandbox_default_pids: Annotated[int, accept.whole(16, 32_768)] = setting(
-        "FORGE_SANDBOX_DEFAULT_PIDS",
-        "B-22",
-        _at_most("sandbox_pid_capacity", 512),
-        "Processes of one attempt whose offer names no number.",
-    )
-    sandbox_default_memory_bytes: Annotated[int, accept.size(64 * MIB)] = setting(
-        "FORGE_SANDBOX_DEFAULT_MEMORY",
-        "B-22",
-        _at_most("sandbox_memory_capacity_bytes", 2 * GIB),
-        "Memory (swap included) of one attempt whose offer names no size.",
-    )
-    sandbox_default_cpu_millis: Annotated[int, accept.whole(100, 1_024_000)] = setting(
-        "FORGE_SANDBOX_DEFAULT_CPU_MILLIS",
-        "B-22",
-        _at_most("sandbox_cpu_capacity_millis", 1000),
-        "CPU of one attempt whose offer names none, in thousandths of one CPU.",
-    )
 
     # The engine
     docker_context: Annotated[str | None, accept.docker_context()] = setting(
