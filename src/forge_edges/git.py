@@ -297,10 +297,10 @@ async def tree_listing(store_path: Path, commit: str) -> bytes:
     )
 
 
-def adopt_pack(source: Path, store: Path) -> None:
-    """Move the finished packs of *source* into *store*, each index last, and make that durable."""
+def adopt_pack(finished: Path, store: Path) -> None:
+    """Move the packs in *finished* into *store*, each index last, and make that durable."""
     packs = store / "objects" / "pack"
-    for index in sorted((source / "objects" / "pack").glob("pack-*.idx")):
+    for index in sorted(finished.glob("pack-*.idx")):
         for suffix in (".pack", ".rev", ".idx"):
             part = index.with_suffix(suffix)
             if part.exists():
@@ -346,7 +346,9 @@ async def _take(store: Repository, objects: Path, commit: str) -> str | None:
         if await arrivals.output("cat-file", "-t", commit) != b"commit\n":
             return "it is not a commit"
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(adopt_pack, arrivals.path, store.path)
+            await anyio.to_thread.run_sync(
+                adopt_pack, arrivals.path / "objects" / "pack", store.path
+            )
             await anyio.to_thread.run_sync(_add_shallow, store.path, commit)
             await store.output("update-ref", _input_ref(commit), commit)
     return None

@@ -1,16 +1,19 @@
 """Makes one commit of what an agent left in its workspace; runs in the helper container.
 
 ``/usr/bin/python3 -I -S -c <this source>``, no network, the workspace mounted read-only at
-/workspace, a tmpfs at /tmp.  Standard input: one JSON line and the listing of the input commit
-(``git ls-tree -r -t -z``).  Standard output: one JSON line, then a bundle when there is a result.
+/workspace (or the one argument), a tmpfs at /tmp.  Standard input: one JSON line and the listing
+of the input commit (``git ls-tree -r -t -z``).  Standard output: one JSON line, then a bundle
+when there is a result.
 
 The workspace is hostile data.  Its ``.git`` directories, configuration, hooks, attributes and
 filters are never read: the comparison with the listing, the trees, the commit and the pack are
 made here.  Git itself answers one question only, which untracked paths ``.gitignore`` files
-hide, from a scratch repository, and only where there is such a file.  Directories are opened
+hide, from a scratch repository, and only where there is one.  Directories are opened
 one component at a time without following links.  Blobs are read twice, hashed and then packed,
 and must be the same both times.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -18,6 +21,15 @@ import os
 import stat
 import sys
 import zlib
+
+TYPE_CHECKING = False  # importing typing costs milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO, Any
+
+    Entry = tuple[int, str]
+    Listing = dict[bytes, Entry]
+    Candidate = tuple[bytes, os.stat_result]
 
 WORKSPACE = b"/workspace"
 GIT = "/usr/bin/git"
@@ -32,11 +44,11 @@ FILE, EXECUTABLE, SYMLINK, GITLINK, TREE = 0o100644, 0o100755, 0o120000, 0o16000
 COMMIT_TYPE, TREE_TYPE, BLOB_TYPE = 1, 2, 3
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818 - says what is the case
     """No output is made of this workspace."""
 
-    def __init__(self, rule, detail):
-        super().__init__(f"{rule}: {detail}")
+    def __init__(self, rule: str, detail: str) -> None:
+        super().__init__(detail)
         self.rule = rule
         self.detail = detail
 
@@ -44,14 +56,17 @@ class Refused(Exception):
 class Objects:
     """Object ids in the hash of the input commit: gitformat-pack(5), gitrepository-layout(5)."""
 
-    def __init__(self, input_commit):
+    def __init__(self, input_commit: str) -> None:
         self.sha256 = len(input_commit) == 64
         self.new = hashlib.sha256 if self.sha256 else hashlib.sha1
 
-    def identify(self, kind, content):
+    def identify(self, kind: bytes, content: bytes) -> str:
+        """The id of an object of *kind*."""
         return self.new(b"%s %d\0" % (kind, len(content)) + content).hexdigest()
 
-    def identify_file(self, descriptor, size, take=lambda chunk: None):
+    def identify_file(
+        self, descriptor: int, size: int, take: Callable[[bytes], None] = lambda chunk: None
+    ) -> str:
         """Hash *size* bytes as a blob, giving each chunk to *take* as well."""
         digest = self.new(b"blob %d\0" % size)
         left = size
@@ -70,12 +85,12 @@ class Objects:
 class Beneath:
     """Opens paths under one directory, one component at a time, never through a link."""
 
-    def __init__(self, root):
+    def __init__(self, root: bytes) -> None:
         self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._path = b""
         self._directory = self._root
 
-    def directory(self, path):
+    def directory(self, path: bytes) -> int:
         """A descriptor of the directory *path*, valid until the next call."""
         if path == self._path:
             return self._directory
@@ -91,7 +106,7 @@ class Beneath:
         self._path, self._directory = path, current
         return current
 
-    def file(self, path):
+    def file(self, path: bytes) -> tuple[int, os.stat_result]:
         """A descriptor and the status of the regular file *path*."""
         parent, _, name = path.rpartition(b"/")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -102,118 +117,91 @@ class Beneath:
             raise Refused("changed", "a file changed while it was read")
         return descriptor, status
 
-    def target(self, path):
+    def target(self, path: bytes) -> bytes:
         """Where the symbolic link *path* points."""
         parent, _, name = path.rpartition(b"/")
         return os.readlink(name, dir_fd=self.directory(parent))
 
 
 class Ignores:
-    """Which paths Git ignores by ``.gitignore`` files: ``git check-ignore`` in a scratch repository."""
+    """Which paths ``.gitignore`` files hide: ``git check-ignore`` from a scratch repository."""
 
-    BATCH_BYTES = 1 << 15  # fits a pipe, so that writing a batch never waits for its answers
-
-    def __init__(self, workspace):
+    def __init__(self, workspace: bytes) -> None:
         self._workspace = workspace
-        self._process = None
+        self._scratch = ""
         self.needed = False
 
-    def hidden(self, paths):
-        """Those of *paths* that are ignored."""
-        found = set()
-        if not self.needed:
-            return found
-        batch, size = [], 0
-        for path in paths:
-            if batch and size + len(path) + 1 > self.BATCH_BYTES:
-                found.update(self._ask(batch))
-                batch, size = [], 0
-            batch.append(path)
-            size += len(path) + 1
-        if batch:
-            found.update(self._ask(batch))
-        return found
+    def hidden(self, paths: list[bytes]) -> set[bytes]:
+        """Those of *paths* that are ignored; the directories above them are not."""
+        if not self.needed or not paths:
+            return set()
+        import subprocess  # costs milliseconds that most workspaces can save
 
-    def _ask(self, batch):
-        process = self._process or self._start()
-        process.stdin.write(b"".join(path + b"\0" for path in batch))
-        process.stdin.flush()
-        for _ in batch:
-            _source, _line, pattern, path = (self._field() for _ in range(4))
-            if pattern and not pattern.startswith(b"!"):
-                yield path
-
-    def _field(self):
-        while b"\0" not in self._answers:
-            data = os.read(self._process.stdout.fileno(), CHUNK_BYTES)
-            if not data:
-                raise Refused("ignore", "git check-ignore ended early")
-            self._answers += data
-        field, _, self._answers = self._answers.partition(b"\0")
-        return field
-
-    def _start(self):
-        import subprocess
-        import tempfile
-
-        scratch = os.path.join(tempfile.mkdtemp(), "scratch.git")
-        os.makedirs(os.path.join(scratch, "objects"))
-        os.makedirs(os.path.join(scratch, "refs"))
-        with open(os.path.join(scratch, "HEAD"), "w") as head:
-            head.write("ref: refs/heads/none\n")
-        environment = {
-            "PATH": "/usr/bin:/bin",
-            "HOME": scratch,
-            "XDG_CONFIG_HOME": scratch,
-            "LC_ALL": "C",
-            "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": os.devnull,
-            "GIT_CONFIG_SYSTEM": os.devnull,
-            "GIT_ATTR_NOSYSTEM": "1",
-            "GIT_DIR": scratch,
-            "GIT_WORK_TREE": os.fsdecode(self._workspace),
-            "GIT_LITERAL_PATHSPECS": "1",
-            "GIT_OPTIONAL_LOCKS": "0",
-            "GIT_FLUSH": "0",
-        }
-        safe = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
-        options = ["check-ignore", "--stdin", "-z", "--verbose", "--non-matching", "--no-index"]
-        self._answers = b""
-        self._process = subprocess.Popen(
-            [GIT, *safe, *options],
-            env=environment,
+        safe = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+        answer = subprocess.run(
+            [GIT, *safe, "check-ignore", "--stdin", "-z", "--no-index"],
+            env=self._environment(),
             cwd=self._workspace,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            input=b"".join(b"./%s\0" % path for path in paths),  # "./" disarms pathspec magic
+            capture_output=True,
         )
-        return self._process
+        if answer.returncode not in (0, 1):
+            raise Refused("ignore", answer.stderr.decode("utf-8", "replace").strip())
+        return {path[2:] for path in answer.stdout.split(b"\0")[:-1]}
+
+    def _environment(self) -> dict[str, str]:
+        if not self._scratch:
+            import tempfile
+
+            self._scratch = tempfile.mkdtemp()
+            for name in ("objects", "refs"):
+                os.mkdir(os.path.join(self._scratch, name))
+            with open(os.path.join(self._scratch, "HEAD"), "w") as head:
+                head.write("ref: refs/heads/none\n")
+        fixed = (
+            "PATH=/usr/bin:/bin LC_ALL=C GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null "
+            "GIT_CONFIG_SYSTEM=/dev/null GIT_ATTR_NOSYSTEM=1 GIT_OPTIONAL_LOCKS=0"
+        )
+        return {
+            **dict(pair.split("=", 1) for pair in fixed.split()),
+            **dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "GIT_DIR"), self._scratch),
+            "GIT_WORK_TREE": os.fsdecode(self._workspace),
+        }
+
+    def close(self) -> None:
+        """Remove the scratch repository."""
+        if self._scratch:
+            import shutil
+
+            shutil.rmtree(self._scratch)
 
 
 class Snapshot:
     """What the workspace holds, compared with what went into it."""
 
-    def __init__(self, workspace, listing, objects, limits):
+    def __init__(
+        self, workspace: bytes, listing: Listing, objects: Objects, limits: tuple[int, int]
+    ) -> None:
         self.beneath = Beneath(workspace)
         self.objects = objects
         self.max_files, self.max_bytes = limits
-        self.warnings = []
-        self.changed = {}  # path → (mode, id)
-        self.sizes = {}  # path → bytes of a new blob
+        self.warnings: list[str] = []
+        self.changed: Listing = {}
+        self.sizes: dict[bytes, int] = {}  # of the new blobs, by a path that has it
         self.total_bytes = 0
-        self._ignores = Ignores(workspace)
+        self.ignores = Ignores(workspace)
         self._before = {path: entry for path, entry in listing.items() if entry[0] != TREE}
-        self._known = {identity for _, identity in self._before.values()}
+        self._known = {name for mode, name in self._before.values() if mode != GITLINK}
         self._tracked = {parent for path in self._before for parent in parents(path)}
         self._seen_paths = 0
-        self._present = set()
+        self._present: set[bytes] = set()
 
-    def take(self):
+    def take(self) -> list[bytes]:
         """Walk the workspace level by level; fill ``changed``, return the removed paths."""
         level = [b""]
         for _ in range(MAX_DEPTH):
-            candidates, level = [], self._scan(level)
-            level, candidates = level
-            hidden = self._ignores.hidden(path for path, _ in candidates)
+            level, candidates = self._scan(level)
+            hidden = self.ignores.hidden([path for path, _ in candidates])
             for path, status in candidates:
                 if path in hidden:
                     continue
@@ -225,9 +213,10 @@ class Snapshot:
                 return sorted(self._before.keys() - self._present)
         raise Refused("path", f"directories are nested deeper than {MAX_DEPTH}")
 
-    def _scan(self, directories):
+    def _scan(self, directories: list[bytes]) -> tuple[list[bytes], list[Candidate]]:
         """The tracked directories one level down, and the untracked paths there."""
-        tracked, candidates = [], []
+        tracked: list[bytes] = []
+        candidates: list[Candidate] = []
         for directory in directories:
             names = self._names(directory)
             if directory and directory not in self._tracked and b".git" in names:
@@ -240,7 +229,13 @@ class Snapshot:
                 self._sort(path, status, tracked, candidates)
         return tracked, candidates
 
-    def _sort(self, path, status, tracked, candidates):
+    def _sort(
+        self,
+        path: bytes,
+        status: os.stat_result,
+        tracked: list[bytes],
+        candidates: list[Candidate],
+    ) -> None:
         before = self._before.get(path)
         if stat.S_ISDIR(status.st_mode):
             if before is not None and before[0] == GITLINK:
@@ -256,8 +251,8 @@ class Snapshot:
         else:
             candidates.append((path, status))
 
-    def _names(self, directory):
-        names = {}
+    def _names(self, directory: bytes) -> dict[bytes, os.stat_result]:
+        names: dict[bytes, os.stat_result] = {}
         with os.scandir(self.beneath.directory(directory)) as found:
             for entry in found:
                 self._seen_paths += 1
@@ -271,10 +266,10 @@ class Snapshot:
                 raise Refused("ignore", f"a .gitignore in {show(directory)} is no file")
             if ignore.st_size > MAX_IGNORE_FILE_BYTES:
                 raise Refused("ignore", f"the .gitignore in {show(directory)} is too large")
-            self._ignores.needed = True
+            self.ignores.needed = True
         return names
 
-    def _compare(self, path, status):
+    def _compare(self, path: bytes, status: os.stat_result) -> None:
         if stat.S_ISLNK(status.st_mode):
             target = self.beneath.target(path)
             mode, size = SYMLINK, len(target)
@@ -302,12 +297,13 @@ class Snapshot:
             if self.total_bytes > self.max_bytes:
                 raise Refused("size", f"more than {self.max_bytes} bytes are new")
 
-    def warn(self, what, path):
+    def warn(self, what: str, path: bytes) -> None:
+        """Note what is left out; the first few are enough."""
         if len(self.warnings) < MAX_WARNINGS:
             self.warnings.append(f"{what}: {show(path)}")
 
 
-def parents(path):
+def parents(path: bytes) -> list[bytes]:
     """Every directory above *path*, without the root."""
     found = []
     while (cut := path.rfind(b"/")) > 0:
@@ -316,12 +312,12 @@ def parents(path):
     return found
 
 
-def show(path):
+def show(path: bytes) -> str:
     """*path* for people."""
     return ascii(path.decode("utf-8", "backslashreplace"))[:200]
 
 
-def parse_listing(data):
+def parse_listing(data: bytes) -> Listing:
     """Path → (mode, id) of ``git ls-tree -r -t -z``; a mode is one that Git still writes."""
     listing = {}
     for line in data.split(b"\0")[:-1]:
@@ -334,9 +330,11 @@ def parse_listing(data):
     return listing
 
 
-def build_trees(listing, changed, removed, objects):
+def build_trees(
+    listing: Listing, changed: Listing, removed: list[bytes], objects: Objects
+) -> tuple[str, dict[str, bytes]]:
     """The id of the result's root tree, and the new trees by id; unchanged subtrees are reused."""
-    children = {b"": {}}
+    children: dict[bytes, Listing] = {b"": {}}
     for path, entry in listing.items():
         parent, _, name = path.rpartition(b"/")
         children.setdefault(parent, {})[name] = entry
@@ -350,8 +348,8 @@ def build_trees(listing, changed, removed, objects):
         children.setdefault(parent, {})[name] = entry
         dirty.update(parents(path))
     known = {identity for mode, identity in listing.values() if mode == TREE}
-    trees = {}
-    root = None
+    trees: dict[str, bytes] = {}
+    root = ""
     for path in sorted(dirty, key=lambda path: (-path.count(b"/") - bool(path), path)):
         content = tree_content(children.get(path, {}))
         root = objects.identify(b"tree", content)
@@ -366,7 +364,7 @@ def build_trees(listing, changed, removed, objects):
     return root, trees
 
 
-def detach(children, path):
+def detach(children: dict[bytes, Listing], path: bytes) -> None:
     """Forget the directory *path*, now empty, unless a file has taken its name."""
     parent, _, name = path.rpartition(b"/")
     entry = children.get(parent, {}).get(name)
@@ -374,15 +372,15 @@ def detach(children, path):
         del children[parent][name]
 
 
-def tree_content(entries):
-    """A tree object: entries in the order of their names, directories as if they ended in a slash."""
+def tree_content(entries: Listing) -> bytes:
+    """A tree object: entries in order of their names, a directory's as if it ended in a slash."""
     ordered = sorted(entries.items(), key=lambda item: item[0] + b"/" * (item[1][0] == TREE))
     return b"".join(
         b"%o %s\0" % (mode, name) + bytes.fromhex(identity) for name, (mode, identity) in ordered
     )
 
 
-def commit_content(header, tree):
+def commit_content(header: dict[str, Any], tree: str) -> bytes:
     """The one commit; deterministic, since author, date and message are given."""
     author = "".join(c for c in header["author"]["name"] if c not in "<>\n\0")
     email = "".join(c for c in header["author"]["email"] if c not in "<>\n\0")
@@ -396,17 +394,19 @@ def commit_content(header, tree):
 class PackWriter:
     """A pack of whole objects, written as it comes: gitformat-pack(5)."""
 
-    def __init__(self, out, objects, count):
+    def __init__(self, out: IO[bytes], objects: Objects, count: int) -> None:
         self._out = out
         self._digest = objects.new()
         self._write(b"PACK" + (2).to_bytes(4, "big") + count.to_bytes(4, "big"))
 
-    def add(self, kind, content):
+    def add(self, kind: int, content: bytes) -> None:
+        """A whole object."""
         self.begin(kind, len(content))
         self.take(content)
         self.end()
 
-    def begin(self, kind, size):
+    def begin(self, kind: int, size: int) -> None:
+        """An object of *size* bytes: ``take`` them, then ``end``."""
         first, size = (kind << 4) | (size & 15), size >> 4
         head = bytearray()
         while size:
@@ -416,22 +416,31 @@ class PackWriter:
         self._write(bytes(head))
         self._deflate = zlib.compressobj(1)
 
-    def take(self, chunk):
+    def take(self, chunk: bytes) -> None:
+        """The next bytes of the object."""
         self._write(self._deflate.compress(chunk))
 
-    def end(self):
+    def end(self) -> None:
+        """The object is complete."""
         self._write(self._deflate.flush())
 
-    def finish(self):
+    def finish(self) -> None:
+        """All objects are there: write the checksum."""
         self._out.write(self._digest.digest())
         self._out.flush()
 
-    def _write(self, data):
+    def _write(self, data: bytes) -> None:
         self._digest.update(data)
         self._out.write(data)
 
 
-def write_bundle(out, header, snapshot, commit, trees):
+def write_bundle(
+    out: IO[bytes],
+    header: dict[str, Any],
+    snapshot: Snapshot,
+    commit: bytes,
+    trees: dict[str, bytes],
+) -> None:
     """A bundle with one prerequisite and one ref: gitformat-bundle(5)."""
     objects = snapshot.objects
     result = objects.identify(b"commit", commit)
@@ -460,7 +469,7 @@ def write_bundle(out, header, snapshot, commit, trees):
     pack.finish()
 
 
-def read_request(source):
+def read_request(source: IO[bytes]) -> tuple[dict[str, Any], Listing]:
     """The header and the listing of the input commit."""
     line = source.readline(MAX_HEADER_BYTES)
     header = json.loads(line)
@@ -473,12 +482,13 @@ def read_request(source):
     return header, parse_listing(data)
 
 
-def answer(out, **reply):
+def answer(out: IO[bytes], **reply: object) -> None:
+    """The one line that comes before any bundle."""
     out.write(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
     out.flush()
 
 
-def main(workspace=WORKSPACE):
+def main(workspace: bytes = WORKSPACE) -> int:
     """Exit status 0: answered, also when refused; 1: a bundle was begun and broken off."""
     out = sys.stdout.buffer
     header, listing = read_request(sys.stdin.buffer)
@@ -486,7 +496,10 @@ def main(workspace=WORKSPACE):
     limits = (header["maxFiles"], header["maxBytes"])
     try:
         snapshot = Snapshot(workspace, listing, objects, limits)
-        removed = snapshot.take()
+        try:
+            removed = snapshot.take()
+        finally:
+            snapshot.ignores.close()
         files = len(removed) + len(snapshot.changed)
         if files > header["maxFiles"]:
             raise Refused("files", f"more than {header['maxFiles']} files changed")
@@ -515,4 +528,4 @@ def main(workspace=WORKSPACE):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(os.fsencode, sys.argv[1:])))

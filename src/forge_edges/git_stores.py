@@ -1,0 +1,83 @@
+"""The ``GitStore`` port over one bare store per registered repository."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forge_core.errors import RefusedError
+from forge_core.ports import ImportedOutput
+from forge_edges import git
+from forge_edges.git_import import ImportLimits, import_bundle
+from forge_edges.workspace_archive import workspace_archive
+
+
+@dataclass(frozen=True, slots=True)
+class GitStores:
+    """Stores under ``<state root>/repositories``, and the operator's clones that feed them.
+
+    :param directory: where the stores are, and the quarantines beside them.
+    :param clones: the operator's clones by registered name (B-40).
+    :param max_workspace_bytes: of all blobs of an input commit.
+    :param max_workspace_entries: files, links and directories of an input commit.
+    """
+
+    directory: Path
+    clones: Mapping[str, Path]
+    max_workspace_bytes: int = 4 << 30
+    max_workspace_entries: int = 500_000
+    fetch_limits: git.FetchLimits = field(default_factory=git.FetchLimits)
+    import_limits: ImportLimits = field(default_factory=ImportLimits)
+
+    async def ensure_commit(self, repository: str, commit: str) -> None:
+        """See :func:`forge_edges.git.ensure_commit`."""
+        clone = self.clones.get(repository)
+        if clone is None:
+            raise RefusedError(
+                f"cannot prepare {repository}: no such repository; register it with add-repo",
+                code="workspace_invalid",
+                field="repository",
+            )
+        await git.ensure_commit(clone, self._store(repository), commit, limits=self.fetch_limits)
+
+    def workspace_archive(
+        self, repository: str, commit: str, *, uid: int, gid: int
+    ) -> AsyncIterable[bytes]:
+        """See :func:`forge_edges.workspace_archive.workspace_archive`."""
+        return workspace_archive(
+            self._store(repository),
+            commit,
+            uid=uid,
+            gid=gid,
+            max_bytes=self.max_workspace_bytes,
+            max_entries=self.max_workspace_entries,
+        )
+
+    async def tree_listing(self, repository: str, commit: str) -> bytes:
+        """See :func:`forge_edges.git.tree_listing`."""
+        return await git.tree_listing(self._store(repository), commit)
+
+    async def import_bundle(
+        self,
+        repository: str,
+        bundle: AsyncIterable[bytes],
+        *,
+        input_commit: str,
+        bundle_ref: str,
+        claimed_commit: str,
+        target_ref: str,
+    ) -> ImportedOutput:
+        """See :func:`forge_edges.git_import.import_bundle`."""
+        return await import_bundle(
+            self._store(repository),
+            bundle,
+            input_commit=input_commit,
+            bundle_ref=bundle_ref,
+            claimed_commit=claimed_commit,
+            target_ref=target_ref,
+            limits=self.import_limits,
+        )
+
+    def _store(self, repository: str) -> Path:
+        return self.directory / f"{repository}.git"
