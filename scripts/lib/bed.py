@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from lib.debian import Packages, install, older_suite, own_suite, run
 from lib.images import pack
 from lib.layout import BedError, Layout, say
 from lib.private_engine import RootfulEngine
-from lib.remains import cgroups_named, clear, mounts_below, remove_tree
+from lib.remains import cgroups_named, mounts_below, remove_tree
 from lib.rootless_engine import RootlessEngine, user_exists
 
 REGISTRY = "registry"
@@ -96,12 +97,12 @@ class Bed:
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 stopping = {part: pool.submit(self._stop, part) for part in PARTS if part in wanted}
             problems = [f"{part}: {error}" for part, error in _errors(stopping)]
-            if wanted.issuperset(PARTS) and not problems:
-                clear([self.layout.run])
-                remove_tree(self.layout.run)
-                problems = self.remains()
+            problems += self.remains(wanted)
             if problems:
                 raise BedError(f"cannot take the test bed down: {'; '.join(problems)}")
+            for folder in (self.layout.run, self.layout.mounts):
+                with contextlib.suppress(OSError):  # absent, or another part is still up
+                    folder.rmdir()
 
     def purge(self) -> None:
         """Take everything down and remove users, data and, where it is our own, the cache."""
@@ -112,21 +113,21 @@ class Bed:
                     run(["userdel", self.layout.name(part)])
             remove_tree(self.layout.root)
 
-    def remains(self) -> list[str]:
-        """Processes, mounts, network namespaces and cgroups of this bed, for people to read."""
-        found = [processes.describe(one) for one in processes.belonging_to([self.layout.run])]
-        found += [f"mount {point}" for point in mounts_below([self.layout.run])]
-        for part in ENGINES:
-            name = self.layout.name(part)
-            if _netns(name).exists():
-                found.append(f"network namespace {name}")
-            found += [f"cgroup {path}" for path in cgroups_named(name)]
+    def remains(self, parts: Iterable[str]) -> list[str]:
+        """Processes, mounts, namespaces and cgroups of ``parts``, for people to read."""
+        places = [top / part for top in (self.layout.run, self.layout.mounts) for part in parts]
+        found = [processes.describe(one) for one in processes.belonging_to(places)]
+        found += [f"mount {point}" for point in mounts_below(places)]
+        names = [self.layout.name(part) for part in parts]
+        found += [f"network namespace {name}" for name in names if _netns(name).exists()]
+        found += [f"cgroup {path}" for name in names for path in cgroups_named(name)]
         return found
 
     def status(self) -> dict[str, Any]:
         """The machine-readable description; see docs/how-to/test-bed.md."""
         return {
             "root": str(self.layout.root),
+            "cache": str(self.layout.cache),
             "registry": {
                 "up": self._registry_runs(REGISTRY),
                 "address": f"127.0.0.1:{self.layout.registry_port}",
@@ -141,7 +142,8 @@ class Bed:
         name, folder = self.layout.name(part), self.layout.run / part
         data = self.layout.root / part
         if ENGINES[part].rootless:
-            return RootlessEngine(part, data, folder, prefix, name, NETWORK_OPTIONS)
+            mounts = self.layout.mounts / part
+            return RootlessEngine(part, data, folder, prefix, mounts, name, NETWORK_OPTIONS)
         enter = ("nsenter", f"--net={_netns(name)}")
         return RootfulEngine(part, data, folder, prefix, name, NETWORK_OPTIONS, enter)
 
@@ -186,6 +188,7 @@ class Bed:
         if (process := processes.recorded(self._registry_record(part))) is not None:
             process.end(REGISTRY_GRACE_S)
         if part == REGISTRY:
+            remove_tree(self.layout.run / part)
             return
         self._engine(part).stop()
         if _netns(self.layout.name(part)).exists():

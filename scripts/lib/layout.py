@@ -60,6 +60,15 @@ class Layout:
         return Path("/run") / f"forge-testbed-{self.tag}"
 
     @property
+    def mounts(self) -> Path:
+        """Mount points for rootless engines, where their users can reach their data.
+
+        Not below ``/run``: rootlesskit puts symbolic links there, and runc refuses a root file
+        system behind one.
+        """
+        return Path("/var/lib") / f"forge-testbed-{self.tag}"
+
+    @property
     def registry_port(self) -> int:
         """One loopback port for the registry, the same on the host and beside every daemon."""
         return REGISTRY_PORT_BASE + int(self.tag, 16) % REGISTRY_PORT_COUNT

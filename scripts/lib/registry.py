@@ -49,15 +49,20 @@ def start(
         environment={"PATH": "/usr/bin:/bin"},
         prepare=prepare,
     )
-    what, ready = f"registry of {run.name}", lambda: _listens(process, port)
+    what, ready = f"registry of {run.name}", lambda: _listens(process, binary, port)
     processes.wait_ready(what, ready, process, log, READY_TIMEOUT_S)
     return process
 
 
-def _listens(process: processes.Process, port: int) -> bool:
+def _listens(process: processes.Process, binary: Path, port: int) -> bool:
     """Whether the port is open in the network namespace of ``process``, wherever that is."""
+    try:
+        if not Path(f"/proc/{process.pid}/exe").samefile(binary):
+            return False  # still nsenter, which looks at the host's sockets
+        sockets = Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]
+    except FileNotFoundError:
+        return False
     # proc(5), /proc/net/tcp: local address as HEX:PORT, then the remote one, then 0A for LISTEN.
-    sockets = Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]
     fields = [line.split() for line in sockets]
     return any(
         local.endswith(f":{port:04X}") and state == "0A" for _, local, _, state, *_ in fields

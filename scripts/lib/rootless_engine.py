@@ -12,7 +12,7 @@ from lib.debian import binaries_path, run
 from lib.engine_api import EngineApi
 from lib.layout import BedError, say
 from lib.private_engine import READY_TIMEOUT_S, STOP_GRACE_S
-from lib.remains import clear, mounts_below, remove_tree
+from lib.remains import clear, remove_tree
 
 TUN = Path("/dev/net/tun")
 
@@ -22,13 +22,14 @@ class RootlessEngine:
     """``dockerd-rootless.sh`` as the user ``user``.
 
     The user may not be able to enter the folders above ``data`` and ``prefix`` (a clone in
-    root's home), so both are bind-mounted under ``run``.
+    root's home), so both are bind-mounted under ``mounts``.
     """
 
     name: str
     data: Path
     run: Path
     prefix: Path
+    mounts: Path
     user: str
     options: tuple[str, ...] = ()
 
@@ -50,7 +51,11 @@ class RootlessEngine:
 
     @property
     def _home(self) -> Path:
-        return self.run / "home"
+        return self.mounts / "home"
+
+    @property
+    def _binaries(self) -> Path:
+        return self.mounts / "engine"
 
     def is_up(self) -> bool:
         """Our own daemon lives and answers."""
@@ -91,13 +96,12 @@ class RootlessEngine:
             f"unix://{self.socket_path}",
         ]
         argv += ["--data-root", str(self._home / "docker"), *self.options]
-        engine = self.run / "engine"
-        script_folder = engine / "usr/share/docker.io/contrib"
+        script_folder = self._binaries / "usr/share/docker.io/contrib"
         environment = {
             "HOME": str(self._home),
             "USER": self.user,
             "XDG_RUNTIME_DIR": str(runtime),
-            "PATH": f"{script_folder}:{binaries_path(engine)}",
+            "PATH": f"{script_folder}:{binaries_path(self._binaries)}",
         }
         prepare = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--init-groups"]
         process = processes.start(
@@ -113,25 +117,23 @@ class RootlessEngine:
 
     def _make_folders(self) -> None:
         user = pwd.getpwnam(self.user)
-        self.run.mkdir(parents=True, exist_ok=True)
-        for folder in (self._home, self.run / "engine", self._runtime):
-            folder.mkdir(exist_ok=True)
+        for folder in (self.run, self._home, self._binaries):
+            folder.mkdir(parents=True, exist_ok=True)
         for folder in (self.data, self._runtime):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.chown(folder, user.pw_uid, user.pw_gid)
             folder.chmod(0o700)
-        if not mounts_below([self._home]):
-            run(["mount", "--bind", str(self.data), str(self._home)])
-        if not mounts_below([self.run / "engine"]):
-            run(["mount", "--bind", str(self.prefix), str(self.run / "engine")])
+        run(["mount", "--bind", str(self.data), str(self._home)])
+        run(["mount", "--bind", str(self.prefix), str(self._binaries)])
 
     def stop(self) -> None:
         """End the engine and every container in it; keep its data."""
         process = processes.recorded(self.record)
         if process is not None:
             process.end(STOP_GRACE_S)
-        clear([self.run])
+        clear([self.run, self.mounts])
         remove_tree(self.run)
+        remove_tree(self.mounts)
 
 
 def user_exists(name: str) -> bool:

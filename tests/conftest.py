@@ -1,0 +1,97 @@
+"""Options, markers and fixtures that all tests share.
+
+``engine`` is a real Docker Engine: the test runs once for each of the names in its
+``@pytest.mark.engine("d26", "r26")`` marker, or for :data:`engines.DEFAULT_ENGINES`.  The test
+bed is touched only when a collected test asks for an engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from engines import (
+    DEFAULT_ENGINES,
+    BedCommandError,
+    Engine,
+    TestBed,
+    labelled,
+    leftovers,
+    session_runner_id,
+)
+
+REQUIREMENT_ROW = re.compile(r"[AB]-[0-9]{2}")
+ENGINES_KEY = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the tests marked slow as well")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine" in metafunc.fixturenames:
+        marker = metafunc.definition.get_closest_marker("engine")
+        names = marker.args if marker and marker.args else DEFAULT_ENGINES
+        metafunc.parametrize("engine", names, indirect=True, scope="module")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = pytest.mark.skip(reason="slow: run with --all")
+    for item in items:
+        if item.get_closest_marker("slow") and not config.getoption("--all"):
+            item.add_marker(slow)
+        if "engine" in getattr(item, "fixturenames", ()):
+            item.add_marker("engine")
+        for marker in item.iter_markers("requirement"):
+            unknown = [row for row in marker.args if not REQUIREMENT_ROW.fullmatch(str(row))]
+            if unknown or not marker.args:
+                raise pytest.UsageError(f"{item.nodeid}: no requirement rows: {unknown or '()'}")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    parameters = [getattr(item, "callspec", None) for item in session.items]
+    names = {one.params["engine"] for one in parameters if one and "engine" in one.params}
+    session.config.stash[ENGINES_KEY] = sorted(names)
+
+
+@pytest.fixture(scope="session")
+def testbed(pytestconfig: pytest.Config) -> Iterator[TestBed]:
+    """The test bed with the engines that the collected tests name.
+
+    What this session starts, it takes down; nothing of it may be left.
+    """
+    names = pytestconfig.stash[ENGINES_KEY]
+    bed = TestBed.bring_up(names or DEFAULT_ENGINES)
+    yield bed
+    problem = bed.take_down()
+    assert not problem, problem
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest, testbed: TestBed) -> Iterator[Engine]:
+    """A running Docker Engine; the module leaves nothing labelled ``dev.forge.*`` in it."""
+    try:
+        found = testbed.engine(request.param)
+    except BedCommandError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"engine {request.param}: {error}")
+    known = labelled(found.api)
+    yield found
+    left = leftovers(found.api, known)
+    assert not left, f"left in engine {found.name}: {'; '.join(left)}"
+
+
+@pytest.fixture
+def runner_id(_runner_numbers: Iterator[int]) -> str:
+    """A runner id of its own for each test, so that sessions in one engine keep apart."""
+    return session_runner_id(next(_runner_numbers))
+
+
+@pytest.fixture(scope="session")
+def _runner_numbers() -> Iterator[int]:
+    return itertools.count(1)
