@@ -24,11 +24,12 @@ import zlib
 
 TYPE_CHECKING = False  # importing typing costs milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import IO, Any
 
     Entry = tuple[int, str]
     Listing = dict[bytes, Entry]
+    Hash = Callable[[bytes], "hashlib._Hash"]
     Candidate = tuple[bytes, os.stat_result]
 
 WORKSPACE = b"/workspace"
@@ -50,36 +51,11 @@ class Refused(Exception):  # noqa: N818 - says what is the case
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(detail)
         self.rule = rule
-        self.detail = detail
 
 
-class Objects:
-    """Object ids in the hash of the input commit: gitformat-pack(5), gitrepository-layout(5)."""
-
-    def __init__(self, input_commit: str) -> None:
-        self.sha256 = len(input_commit) == 64
-        self.new = hashlib.sha256 if self.sha256 else hashlib.sha1
-
-    def identify(self, kind: bytes, content: bytes) -> str:
-        """The id of an object of *kind*."""
-        return self.new(b"%s %d\0" % (kind, len(content)) + content).hexdigest()
-
-    def identify_file(
-        self, descriptor: int, size: int, take: Callable[[bytes], None] = lambda chunk: None
-    ) -> str:
-        """Hash *size* bytes as a blob, giving each chunk to *take* as well."""
-        digest = self.new(b"blob %d\0" % size)
-        left = size
-        while left > 0:
-            chunk = os.read(descriptor, min(left, CHUNK_BYTES))
-            if not chunk:
-                break
-            left -= len(chunk)
-            digest.update(chunk)
-            take(chunk)
-        if left or os.read(descriptor, 1):
-            raise Refused("changed", "a file changed while it was read")
-        return digest.hexdigest()
+def object_id(new: Hash, kind: bytes, content: bytes) -> str:
+    """The id of a whole object of *kind* in the hash *new*: gitformat-pack(5)."""
+    return new(b"%s %d\0" % (kind, len(content)) + content).hexdigest()
 
 
 class Beneath:
@@ -106,21 +82,22 @@ class Beneath:
         self._path, self._directory = path, current
         return current
 
-    def file(self, path: bytes) -> tuple[int, os.stat_result]:
-        """A descriptor and the status of the regular file *path*."""
+    def content(self, path: bytes, mode: int) -> Iterator[bytes]:
+        """The chunks of the regular file *path*, or the target of the symbolic link."""
         parent, _, name = path.rpartition(b"/")
+        directory = self.directory(parent)
+        if mode == SYMLINK:
+            yield os.readlink(name, dir_fd=directory)
+            return
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(name, flags, dir_fd=self.directory(parent))
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
+        descriptor = os.open(name, flags, dir_fd=directory)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise Refused("changed", f"{show(path)} changed while it was read")
+            while chunk := os.read(descriptor, CHUNK_BYTES):
+                yield chunk
+        finally:
             os.close(descriptor)
-            raise Refused("changed", "a file changed while it was read")
-        return descriptor, status
-
-    def target(self, path: bytes) -> bytes:
-        """Where the symbolic link *path* points."""
-        parent, _, name = path.rpartition(b"/")
-        return os.readlink(name, dir_fd=self.directory(parent))
 
 
 class Ignores:
@@ -180,10 +157,10 @@ class Snapshot:
     """What the workspace holds, compared with what went into it."""
 
     def __init__(
-        self, workspace: bytes, listing: Listing, objects: Objects, limits: tuple[int, int]
+        self, workspace: bytes, listing: Listing, new: Hash, limits: tuple[int, int]
     ) -> None:
-        self.beneath = Beneath(workspace)
-        self.objects = objects
+        self._beneath = Beneath(workspace)
+        self.new = new
         self.max_files, self.max_bytes = limits
         self.warnings: list[str] = []
         self.changed: Listing = {}
@@ -244,7 +221,7 @@ class Snapshot:
                 tracked.append(path)
             else:
                 candidates.append((path, status))
-        elif not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+        elif stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFLNK):
             self.warn("special file left out", path)
         elif before is not None and before[0] != GITLINK:
             self._compare(path, status)
@@ -253,7 +230,7 @@ class Snapshot:
 
     def _names(self, directory: bytes) -> dict[bytes, os.stat_result]:
         names: dict[bytes, os.stat_result] = {}
-        with os.scandir(self.beneath.directory(directory)) as found:
+        with os.scandir(self._beneath.directory(directory)) as found:
             for entry in found:
                 self._seen_paths += 1
                 if self._seen_paths > MAX_PATHS_SEEN:
@@ -269,21 +246,30 @@ class Snapshot:
             self.ignores.needed = True
         return names
 
+    def blob_id(
+        self, path: bytes, mode: int, size: int, take: Callable[[bytes], None] | None = None
+    ) -> str:
+        """The id of the file or link *path* of *size* bytes; *take* gets each chunk as well."""
+        digest = self.new(b"blob %d\0" % size)
+        left = size
+        for chunk in self._beneath.content(path, mode):
+            left -= len(chunk)
+            digest.update(chunk)
+            if take is not None and left >= 0:
+                take(chunk)
+        if left:
+            raise Refused("changed", f"{show(path)} changed while it was read")
+        return digest.hexdigest()
+
     def _compare(self, path: bytes, status: os.stat_result) -> None:
+        size = status.st_size
         if stat.S_ISLNK(status.st_mode):
-            target = self.beneath.target(path)
-            mode, size = SYMLINK, len(target)
-            identity = self.objects.identify(b"blob", target)
+            mode = SYMLINK
         else:
-            descriptor, status = self.beneath.file(path)
-            try:
-                mode = EXECUTABLE if status.st_mode & 0o100 else FILE
-                size = status.st_size
-                if size > self.max_bytes and path not in self._before:
-                    raise Refused("size", f"{show(path)} has {size} bytes")
-                identity = self.objects.identify_file(descriptor, size)
-            finally:
-                os.close(descriptor)
+            mode = EXECUTABLE if status.st_mode & 0o100 else FILE
+        if size > self.max_bytes and path not in self._before:
+            raise Refused("size", f"{show(path)} has {size} bytes")
+        identity = self.blob_id(path, mode, size)
         self._present.add(path)
         if self._before.get(path) == (mode, identity):
             return
@@ -331,7 +317,7 @@ def parse_listing(data: bytes) -> Listing:
 
 
 def build_trees(
-    listing: Listing, changed: Listing, removed: list[bytes], objects: Objects
+    listing: Listing, changed: Listing, removed: list[bytes], new: Hash
 ) -> tuple[str, dict[str, bytes]]:
     """The id of the result's root tree, and the new trees by id; unchanged subtrees are reused."""
     children: dict[bytes, Listing] = {b"": {}}
@@ -352,7 +338,7 @@ def build_trees(
     root = ""
     for path in sorted(dirty, key=lambda path: (-path.count(b"/") - bool(path), path)):
         content = tree_content(children.get(path, {}))
-        root = objects.identify(b"tree", content)
+        root = object_id(new, b"tree", content)
         if path and not content:
             detach(children, path)
             continue
@@ -394,9 +380,9 @@ def commit_content(header: dict[str, Any], tree: str) -> bytes:
 class PackWriter:
     """A pack of whole objects, written as it comes: gitformat-pack(5)."""
 
-    def __init__(self, out: IO[bytes], objects: Objects, count: int) -> None:
+    def __init__(self, out: IO[bytes], new: Hash, count: int) -> None:
         self._out = out
-        self._digest = objects.new()
+        self._digest = new(b"")
         self._write(b"PACK" + (2).to_bytes(4, "big") + count.to_bytes(4, "big"))
 
     def add(self, kind: int, content: bytes) -> None:
@@ -442,28 +428,18 @@ def write_bundle(
     trees: dict[str, bytes],
 ) -> None:
     """A bundle with one prerequisite and one ref: gitformat-bundle(5)."""
-    objects = snapshot.objects
-    result = objects.identify(b"commit", commit)
-    first = "# v3 git bundle\n@object-format=sha256\n" if objects.sha256 else "# v2 git bundle\n"
+    new = snapshot.new
+    result = object_id(new, b"commit", commit)
+    first = "# v3 git bundle\n@object-format=sha256\n" if len(result) == 64 else "# v2 git bundle\n"
     out.write(f"{first}-{header['inputCommit']}\n{result} {header['ref']}\n\n".encode())
-    pack = PackWriter(out, objects, 1 + len(trees) + len(snapshot.sizes))
+    pack = PackWriter(out, new, 1 + len(trees) + len(snapshot.sizes))
     pack.add(COMMIT_TYPE, commit)
     for content in trees.values():
         pack.add(TREE_TYPE, content)
     for path, size in snapshot.sizes.items():
         mode, identity = snapshot.changed[path]
         pack.begin(BLOB_TYPE, size)
-        if mode == SYMLINK:
-            target = snapshot.beneath.target(path)
-            pack.take(target)
-            again = objects.identify(b"blob", target)
-        else:
-            descriptor, _ = snapshot.beneath.file(path)
-            try:
-                again = objects.identify_file(descriptor, size, pack.take)
-            finally:
-                os.close(descriptor)
-        if again != identity:
+        if snapshot.blob_id(path, mode, size, pack.take) != identity:
             raise Refused("changed", f"{show(path)} changed while it was read")
         pack.end()
     pack.finish()
@@ -471,14 +447,10 @@ def write_bundle(
 
 def read_request(source: IO[bytes]) -> tuple[dict[str, Any], Listing]:
     """The header and the listing of the input commit."""
-    line = source.readline(MAX_HEADER_BYTES)
-    header = json.loads(line)
-    size = header["listingBytes"]
-    if not 0 <= size <= MAX_LISTING_BYTES:
-        raise ValueError("listingBytes is out of range")
-    data = source.read(size)
-    if len(data) != size:
-        raise ValueError("the listing is cut short")
+    header = json.loads(source.readline(MAX_HEADER_BYTES))
+    data = source.read(min(header["listingBytes"], MAX_LISTING_BYTES))
+    if len(data) != header["listingBytes"]:
+        raise ValueError("the listing is cut short or too long")
     return header, parse_listing(data)
 
 
@@ -492,10 +464,10 @@ def main(workspace: bytes = WORKSPACE) -> int:
     """Exit status 0: answered, also when refused; 1: a bundle was begun and broken off."""
     out = sys.stdout.buffer
     header, listing = read_request(sys.stdin.buffer)
-    objects = Objects(header["inputCommit"])
+    new: Hash = hashlib.sha256 if len(header["inputCommit"]) == 64 else hashlib.sha1
     limits = (header["maxFiles"], header["maxBytes"])
     try:
-        snapshot = Snapshot(workspace, listing, objects, limits)
+        snapshot = Snapshot(workspace, listing, new, limits)
         try:
             removed = snapshot.take()
         finally:
@@ -503,24 +475,18 @@ def main(workspace: bytes = WORKSPACE) -> int:
         files = len(removed) + len(snapshot.changed)
         if files > header["maxFiles"]:
             raise Refused("files", f"more than {header['maxFiles']} files changed")
-        root, trees = build_trees(listing, snapshot.changed, removed, objects)
+        root, trees = build_trees(listing, snapshot.changed, removed, new)
     except (Refused, OSError) as error:
         refused = {"rule": getattr(error, "rule", "read"), "detail": str(error)[:500]}
         answer(out, resultCommit=None, files=0, bytes=0, refused=refused)
         return 0
     commit = commit_content(header, root)
-    result = objects.identify(b"commit", commit) if files else None
-    answer(
-        out,
-        resultCommit=result,
-        files=files,
-        bytes=snapshot.total_bytes,
-        warnings=snapshot.warnings,
-    )
-    if result is None:
-        return 0
+    result = object_id(new, b"commit", commit) if files else None
+    new_bytes = snapshot.total_bytes
+    answer(out, resultCommit=result, files=files, bytes=new_bytes, warnings=snapshot.warnings)
     try:
-        write_bundle(out, header, snapshot, commit, trees)
+        if result is not None:
+            write_bundle(out, header, snapshot, commit, trees)
     except (Refused, OSError) as error:
         print(error, file=sys.stderr)
         return 1
