@@ -22,6 +22,7 @@ from forge_core.resources import ResourceCapacity, ResourceVector
 from forge_core.wire.base import Count, Id, Name, Text, Timestamp, WireModel, parse
 from forge_core.wire.codes import RunnerState
 from forge_core.wire.shapes import DiskState, HeartbeatAttempt
+from forge_edges.durable_file import read_file
 
 STATUS_FILE: Final = "status.json"
 STALE_AFTER_MS: Final = 30_000
@@ -103,20 +104,20 @@ def write_status(state_root: Path, status: BridgeStatus) -> None:
 def read_status(state_root: Path) -> BridgeStatus | None:
     """The last status that was written; None when there is none.
 
-    :raises RefusedError: it is unreadable (``unreadable``) or not a status (``malformed``).
+    :raises RefusedError: it is unreadable (``path_refused``) or not a status (``malformed``).
+    :raises DiskUnusable: the disk did not answer.
     """
     path = state_root / STATUS_FILE
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_STATUS_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RefusedError(
-            f"cannot read {path}: {error.strerror}; run this as the account of the bridge",
-            code="unreadable",
-        ) from None
-    return _decode(content, path)
+        content = read_file(path, MAX_STATUS_BYTES)
+        payload = json.loads(content)
+    except RefusedError as error:
+        if error.code == "file_missing":
+            return None
+        raise
+    except (ValueError, RecursionError):
+        raise RefusedError(f"cannot read {path}: it is not JSON", code="malformed") from None
+    return parse(BridgeStatus, payload, what=str(path))
 
 
 def liveness(status: BridgeStatus, now_boot_ms: int | None = None) -> tuple[Liveness, int]:
@@ -131,11 +132,3 @@ def liveness(status: BridgeStatus, now_boot_ms: int | None = None) -> tuple[Live
 def boot_ms() -> int:
     """CLOCK_BOOTTIME in milliseconds; also right across a suspend."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
-
-
-def _decode(content: bytes, path: Path) -> BridgeStatus:
-    try:
-        payload = json.loads(content[:MAX_STATUS_BYTES])
-    except (ValueError, RecursionError):
-        raise RefusedError(f"cannot read {path}: it is not JSON", code="malformed") from None
-    return parse(BridgeStatus, payload, what=str(path))
