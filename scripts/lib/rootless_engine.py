@@ -112,7 +112,7 @@ class RootlessEngine:
     def _make_user(self) -> None:
         if not user_exists(self.user):
             say(f"Adding user {self.user} for engine {self.name}")
-            home = ["--no-create-home", "--home-dir", str(self._home)]
+            home = ["--no-create-home", "--home-dir", "/nonexistent"]
             run(["useradd", *home, "--shell", "/usr/sbin/nologin", self.user])
 
     def _make_folders(self) -> None:
