@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import time
 from importlib import resources
@@ -77,7 +79,9 @@ class Pid1:
         )
         assert self.process.stdin
         assert self.process.stdout
+        assert self.process.stderr
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self._stderr = self.process.stderr
         self.frames: list[dict[str, Any]] = []
         self._pending = b""
 
@@ -88,6 +92,9 @@ class Pid1:
 
     def lose_stdin(self) -> None:
         self._stdin.close()
+
+    def lose_reader(self) -> None:
+        self._stdout.close()
 
     def read_some(self, size_bytes: int = 65_536) -> bool:
         """Take what the supervisor wrote next; False at the end of its output."""
@@ -109,7 +116,13 @@ class Pid1:
             assert self.read_some(), f"no {wanted} in {self.frames}"
 
     def wait_for_text(self, text: str, stream: str = "stdout") -> None:
-        while text not in self.text(stream):
+        """Until one frame of the stream has this text."""
+        seen = 0
+        while True:
+            for frame in self.frames[seen:]:
+                if frame.get("stream") == stream and text in frame["text"]:
+                    return
+            seen = len(self.frames)
             assert self.read_some(), f"no {text!r} in {self.frames}"
 
     def end(self) -> int:
@@ -122,9 +135,17 @@ class Pid1:
         return self.process.wait(PATIENCE_S)
 
     def stop(self) -> None:
-        """Whatever happened, leave nothing: the kernel ends the namespace with its PID 1."""
-        self.process.kill()
-        self.process.communicate()
+        """Whatever happened, leave nothing: the kernel ends the namespace with its PID 1.
+
+        ``unshare --kill-child`` is not enough: the change of user resets PR_SET_PDEATHSIG.
+        """
+        if self.process.poll() is None:
+            with contextlib.suppress(ValueError, ProcessLookupError):  # just gone
+                os.kill(self.host_pid, signal.SIGKILL)
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self.process.wait(PATIENCE_S)
 
     def text(self, stream: str = "stdout") -> str:
         return "".join(f["text"] for f in self.of_type("log") if f["stream"] == stream)
@@ -145,8 +166,7 @@ class Pid1:
 
     @property
     def stderr(self) -> str:
-        assert self.process.stderr
-        return self.process.stderr.read().decode()
+        return self._stderr.read().decode()
 
 
 def peak_memory_kib(pid: int) -> int:
