@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any
 
 import orjson
-from pysignalr.messages import HandshakeResponseMessage, Message
+from pysignalr.messages import CloseMessage, HandshakeResponseMessage, Message, MessageType
 from pysignalr.protocol.json import JSONProtocol
 
 from forge_core.errors import RefusedError
@@ -25,6 +25,7 @@ from forge_core.errors import RefusedError
 _PROTOCOL = JSONProtocol()
 SEPARATOR = _PROTOCOL.record_separator.encode()
 
+_STRICT = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 _ID = (str,)
 _OPTIONAL_TEXT = (str, NoneType)
 # Record type → the fields that we read and what they may hold; absent counts as null.
@@ -66,7 +67,7 @@ def encode(message: Message) -> bytes:
     :raises RefusedError: code ``not_encodable``: NaN or infinity, an integer beyond 64 bits, a
         lone surrogate, or a type that JSON does not know.
     """
-    fields = message.dump()
+    fields = _close_fields(message) if isinstance(message, CloseMessage) else message.dump()
     _refuse_non_finite(fields)
     try:
         return orjson.dumps(fields, option=_STRICT) + SEPARATOR
@@ -76,7 +77,14 @@ def encode(message: Message) -> bytes:
         ) from error
 
 
-_STRICT = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+def _close_fields(message: CloseMessage) -> dict[str, Any]:
+    # pysignalr's own dump writes the attribute's name, allow_reconnect, which no client reads.
+    fields: dict[str, Any] = {"type": MessageType.close}
+    if message.error is not None:
+        fields["error"] = message.error
+    if message.allow_reconnect:
+        fields["allowReconnect"] = True
+    return fields
 
 
 def _refuse_non_finite(fields: dict[str, Any]) -> None:

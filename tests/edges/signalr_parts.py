@@ -147,16 +147,15 @@ async def serving(hub: SignalRHub[str]) -> AsyncIterator[str]:
             yield
 
     app = expose_transport(Starlette(routes=hub.routes(), lifespan=lifespan))
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", **UVICORN_SETTINGS)
-    server = uvicorn.Server(config)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(server.serve, [listener])
-        await wait_until(lambda: server.started)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}{HUB_PATH}"
-        finally:
-            server.should_exit = True
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", **UVICORN_SETTINGS))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [listener])
+            await wait_until(lambda: server.started)
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}{HUB_PATH}"
+            finally:
+                server.should_exit = True
 
 
 @asynccontextmanager

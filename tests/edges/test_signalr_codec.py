@@ -68,6 +68,16 @@ class TestPysignalr:
         )
         assert parse({"type": 7, "error": "e", "allowReconnect": True}) == CloseMessage("e", True)
 
+    def test_a_close_would_be_written_with_a_field_that_nobody_reads(self) -> None:
+        assert CloseMessage("e", True).dump() == {
+            "type": 7,
+            "error": "e",
+            "allow_reconnect": True,
+        }
+        encoded = orjson.loads(codec.encode(CloseMessage("e", True))[:-1])
+        assert encoded == {"type": 7, "error": "e", "allowReconnect": True}
+        assert orjson.loads(codec.encode(CloseMessage())[:-1]) == {"type": 7}
+
     def test_a_record_without_type_would_be_a_close(self) -> None:
         assert JSONProtocol.parse_message({}) == CloseMessage()
         assert isinstance(codec.decode(b"{}"), codec.MalformedRecord)

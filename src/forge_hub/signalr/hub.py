@@ -105,11 +105,15 @@ class SignalRHub(Generic[P]):
             try:
                 yield
             finally:
-                self._is_running = False
-                await self._close_all()
+                await self.shut_down()
                 tasks.cancel_scope.cancel()
 
-    async def _close_all(self) -> None:
+    async def shut_down(self) -> None:
+        """Accept nobody any more and tell all clients to come back; bounded, idempotent.
+
+        To be called before the server is told to stop: it closes the sockets without a word.
+        """
+        self._is_running = False
         self._all_gone = anyio.Event()
         for connection in list(self._connections.values()):
             connection.close("the hub is shutting down", allow_reconnect=True)
@@ -120,6 +124,7 @@ class SignalRHub(Generic[P]):
             connection.abort()
         for transport in self._closing_transports:
             transport.abort()
+        self._closing_transports.clear()
 
     async def _tick_for_ever(self) -> None:
         every = self._options.tick_ms / 1000
