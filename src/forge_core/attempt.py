@@ -21,23 +21,42 @@ from enum import StrEnum
 from typing import Any
 
 from forge_core import lease as leases
+from forge_core.attempt_events import (
+    AgentEnded,
+    AgentStarted,
+    DegradeReservation,
+    EndRequested,
+    Event,
+    ForwardRenewal,
+    FreeReservation,
+    Happened,
+    OutputAccepted,
+    OutputSeen,
+    RenewalArrived,
+    ResourceCreated,
+    ResourceIntended,
+    ResourcesRemoved,
+    StageEntered,
+    StagesEnded,
+    Started,
+    StopStages,
+    TearDown,
+    Tick,
+)
 from forge_core.labels import Owner
 from forge_core.lease import Lease, Refusal
-from forge_core.ports import ImportedOutput
 from forge_core.ready import Action, Message, Ready, Record, RecordKind, recorded
 from forge_core.resources import ResourceVector
 from forge_core.wire.base import WireModel
 from forge_core.wire.codes import (
     CleanupState,
-    CleanupTrigger,
     EventType,
     FailureCode,
     RemovalOutcome,
-    ResourceKind,
     Stage,
     outcome_of,
 )
-from forge_core.wire.events import AgentExited, Empty, OutputImported, Warning_
+from forge_core.wire.events import EMPTY, AgentExited, OutputImported, Warning_
 from forge_core.wire.from_bridge import (
     SubmitCleanupReport,
     SubmitDispatchEvent,
@@ -45,7 +64,7 @@ from forge_core.wire.from_bridge import (
 )
 from forge_core.wire.from_hub import LeaseUpdate
 from forge_core.wire.limits import cut_text
-from forge_core.wire.shapes import RemovedResource, StageTiming
+from forge_core.wire.shapes import StageTiming
 
 MAX_SUMMARY_BYTES = 4_000
 
@@ -95,162 +114,6 @@ class Attempt:
         return self.owner.attempt_id, self.owner.fence
 
 
-# -- events: what happened ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The hub said go."""
-
-    lease: Lease
-
-
-@dataclass(frozen=True, slots=True)
-class StageEntered:
-    """The next stage begins; the one before it is over."""
-
-    stage: Stage
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceIntended:
-    """About to ask the engine for a resource."""
-
-    kind: ResourceKind
-    name: str
-    role: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceCreated:
-    """The engine answered with the resource's id."""
-
-    kind: ResourceKind
-    id: str
-    name: str
-    role: str
-
-
-@dataclass(frozen=True, slots=True)
-class Happened:
-    """Something that the hub should know of, as a durable event."""
-
-    type: EventType
-    payload: WireModel = Empty()
-
-
-@dataclass(frozen=True, slots=True)
-class AgentStarted:
-    """The agent's process runs: the hard wall and the idle clock begin."""
-
-
-@dataclass(frozen=True, slots=True)
-class OutputSeen:
-    """The agent printed something."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentEnded:
-    """The agent's own status."""
-
-    exit_code: int | None = None
-    signal: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OutputAccepted:
-    """The output bundle was validated and imported."""
-
-    output: ImportedOutput
-
-
-@dataclass(frozen=True, slots=True)
-class RenewalArrived:
-    """A lease update for exactly this dispatch."""
-
-    update: LeaseUpdate
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passed; a deadline may have."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndRequested:
-    """Something wants the dispatch to end; the first reason wins."""
-
-    failure: FailureCode
-    detail: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StagesEnded:
-    """No stage runs any more; ``failure`` is why the last one failed, if it did."""
-
-    failure: FailureCode | None = None
-    detail: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ResourcesRemoved:
-    """A teardown or a pass is through with the resources of this dispatch."""
-
-    trigger: CleanupTrigger
-    resources: tuple[RemovedResource, ...]
-
-
-Event = (
-    Started
-    | StageEntered
-    | ResourceIntended
-    | ResourceCreated
-    | Happened
-    | AgentStarted
-    | OutputSeen
-    | AgentEnded
-    | OutputAccepted
-    | RenewalArrived
-    | Tick
-    | EndRequested
-    | StagesEnded
-    | ResourcesRemoved
-)
-
-
-# -- actions: what must be done -------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StopStages(Action):
-    """Cancel whatever stage runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardRenewal(Action):
-    """Hand an accepted renewal to PID 1, which verifies it again."""
-
-    update: LeaseUpdate
-
-
-@dataclass(frozen=True, slots=True)
-class TearDown(Action):
-    """Remove everything that the ledger names."""
-
-
-@dataclass(frozen=True, slots=True)
-class FreeReservation(Action):
-    """Everything was observed gone: give the capacity back and retire the ledger."""
-
-
-@dataclass(frozen=True, slots=True)
-class DegradeReservation(Action):
-    """Something resisted: the capacity stays taken until a pass succeeds."""
-
-
-# -- the machine ------------------------------------------------------------------------------
-
-
 def reserve(
     owner: Owner, offer_id: str, resources: ResourceVector, now: Now
 ) -> tuple[Attempt, Ready]:
@@ -266,7 +129,7 @@ def reserve(
         "trustDomainId": owner.trust_domain_id,
         "resources": {name: getattr(resources, name) for name in ResourceVector.__slots__},
     }
-    attempt, ready = _tell(attempt, EventType.OFFER_RESERVED, Empty(), now)
+    attempt, ready = _tell(attempt, EventType.OFFER_RESERVED, EMPTY, now)
     return attempt, recorded(Record(RecordKind.RESERVED, data)).then(ready)
 
 
@@ -323,7 +186,8 @@ def stream_event(
 
 
 def _running(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
-    assert attempt.lease is not None
+    lease = attempt.lease
+    assert lease is not None
     match event:
         case StageEntered(stage):
             return replace(_close_stage(attempt, now), stage=stage, stage_since=now), Ready()
@@ -335,16 +199,16 @@ def _running(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
         case Happened(event_type, payload):
             return _tell(attempt, event_type, payload, now)
         case AgentStarted():
-            attempt = replace(attempt, lease=leases.agent_started(attempt.lease, now.ms))
-            return _tell(attempt, EventType.AGENT_STARTED, Empty(), now)
+            attempt = replace(attempt, lease=leases.agent_started(lease, now.ms))
+            return _tell(attempt, EventType.AGENT_STARTED, EMPTY, now)
         case OutputSeen():
-            return replace(attempt, lease=leases.output_seen(attempt.lease, now.ms)), Ready()
+            return replace(attempt, lease=leases.output_seen(lease, now.ms)), Ready()
         case AgentEnded(exit_code, signal):
             attempt = replace(
                 attempt,
                 exit_code=exit_code,
                 signal=signal,
-                lease=leases.agent_ended(attempt.lease),
+                lease=leases.agent_ended(lease),
             )
             payload = AgentExited(exit_code=exit_code, signal=signal)
             return _tell(attempt, EventType.AGENT_EXITED, payload, now)
@@ -393,7 +257,7 @@ def _conclude(attempt: Attempt, now: Now) -> tuple[Attempt, Ready]:
         return attempt, recorded(result, released, actions=(FreeReservation(),))
     attempt = replace(attempt, phase=Phase.ENDING, stage=Stage.TEARDOWN, stage_since=now)
     attempt, result = _result(attempt, CleanupState.PENDING)
-    attempt, told = _tell(attempt, EventType.TEARDOWN_STARTED, Empty(), now)
+    attempt, told = _tell(attempt, EventType.TEARDOWN_STARTED, EMPTY, now)
     return attempt, recorded(result).then(told).then(Ready(actions=(TearDown(),)))
 
 
@@ -408,7 +272,7 @@ def _removed(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
         attempt = replace(attempt, phase=Phase.DEGRADED)
         return attempt, recorded(*records, actions=(DegradeReservation(),))
     ready = recorded(*records)
-    attempt, told = _tell(attempt, EventType.TEARDOWN_FINISHED, Empty(), now)
+    attempt, told = _tell(attempt, EventType.TEARDOWN_FINISHED, EMPTY, now)
     attempt = replace(_close_stage(attempt, now), phase=Phase.ENDED)
     attempt, result = _result(attempt, CleanupState.COMPLETE)
     released = Record(RecordKind.RELEASED, {"at": now.utc})

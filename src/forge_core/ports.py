@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from forge_core.errors import ForgeError
+from forge_core.ready import Message
 from forge_core.wire.codes import ResourceKind
 from forge_core.wire.shapes import EngineFacts
 
@@ -58,6 +59,9 @@ class Clock(Protocol):
     async def sleep_until_ms(self, deadline_ms: int) -> None:
         """Return once :meth:`now_ms` has reached the deadline, also across a suspend."""
 
+    def unix_seconds(self) -> int:
+        """The wall clock, for commit dates."""
+
     def jitter(self) -> float:
         """Uniform in [0, 1)."""
 
@@ -91,6 +95,9 @@ class Attachment(Protocol):
     async def send(self, data: bytes) -> None:
         """Write to the container's stdin; waits while the container does not read."""
 
+    async def send_eof(self) -> None:
+        """Close stdin, for a container made with ``StdinOnce``; output still arrives."""
+
     async def receive(self) -> tuple[int, bytes] | None:
         """The next piece: (1 = stdout | 2 = stderr, bytes); None at the end."""
 
@@ -99,6 +106,10 @@ class Engine(Protocol):
     """The one door to the Docker Engine (sandbox.md, One engine door)."""
 
     async def facts(self) -> EngineFacts: ...
+
+    async def info(self) -> Mapping[str, Any]:
+        """The engine's ``info`` as it is: settings, which are no evidence that they work."""
+
     async def inspect_image(self, reference: str) -> Mapping[str, Any]: ...
     async def create_container(self, name: str, request: Mapping[str, Any]) -> str: ...
     async def start_container(self, container: str) -> None: ...
@@ -115,7 +126,14 @@ class Engine(Protocol):
         self, container: str, path: str, archive: AsyncIterable[bytes]
     ) -> None: ...
 
-    async def create_volume(self, name: str, labels: Mapping[str, str]) -> str: ...
+    async def has_path(self, container: str, path: str) -> bool:
+        """Whether the container's filesystem has this path; nothing in it is run."""
+
+    async def create_volume(
+        self, name: str, labels: Mapping[str, str], *, size_bytes: int | None = None
+    ) -> str:
+        """A new volume, with a quota where one is asked for; EngineRefused if unsupported."""
+
     async def remove_volume(self, name: str) -> None: ...
     async def create_network(self, name: str, request: Mapping[str, Any]) -> str: ...
     async def remove_network(self, network: str) -> None: ...
@@ -143,3 +161,67 @@ class ImportedOutput:
     result_commit: str | None
     files: int
     size_bytes: int
+
+
+class GitStore(Protocol):
+    """Commits in and out of the bare stores under the state root (sandbox.md, Output).
+
+    ``repository`` is the name under which the operator registered the clone.
+    """
+
+    async def ensure_commit(self, repository: str, commit: str) -> None:
+        """Have the commit and its tree in the store; raises RefusedError workspace_invalid."""
+
+    def workspace_archive(
+        self, repository: str, commit: str, *, uid: int, gid: int
+    ) -> AsyncIterable[bytes]:
+        """A tar of the tree and of a shallow ``.git``, every blob exactly as committed."""
+
+    async def tree_listing(self, repository: str, commit: str) -> bytes:
+        """What ``git ls-tree -r -z`` says of the commit."""
+
+    async def import_bundle(
+        self,
+        repository: str,
+        bundle: AsyncIterable[bytes],
+        *,
+        input_commit: str,
+        bundle_ref: str,
+        claimed_commit: str,
+        target_ref: str,
+    ) -> ImportedOutput:
+        """Validate a hostile bundle in quarantine and fetch it; raises output_invalid."""
+
+
+class Outbox(Protocol):
+    """Durable messages that the hub has not acknowledged yet (storage.md)."""
+
+    @property
+    def pending_reports(self) -> int:
+        """How many cleanup reports wait for their acknowledgement."""
+
+    async def put(self, message: Message) -> None:
+        """On disk when it returns; raises DiskUnusable when it is not.
+
+        A message whose id is already there is not stored again.
+        """
+
+    def holds_result(self, attempt_id: str, fence: int) -> bool:
+        """Whether a result of this dispatch waits for its acknowledgement."""
+
+    async def wait_empty(self) -> None:
+        """Return once everything was acknowledged or set aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUsage:
+    """How full the filesystem is that holds what sandboxes write."""
+
+    used_percent: int
+    free_bytes: int
+
+
+class Disk(Protocol):
+    """The disk that admission watches (B-25)."""
+
+    async def usage(self) -> DiskUsage: ...

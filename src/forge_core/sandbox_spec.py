@@ -2,11 +2,15 @@
 
 sandbox.md, *Every container*.  The result is the body of ``POST /containers/create`` of the
 Engine API (1.41 and later); :func:`read_back` compares what the engine says it created with
-what was asked, because a request that was accepted is not a request that was obeyed.
+what was asked, because a request that was accepted is not a request that was obeyed.  An engine
+may also echo a limit that it does not enforce (rootless without cgroup delegation): only a look
+from inside a container shows that (:mod:`forge_bridge.doctor`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,27 +22,50 @@ from forge_core.labels import Owner
 SANDBOX_UID: Final = 1000
 SANDBOX_GID: Final = 1000
 HOSTNAME: Final = "sandbox"
-WORKSPACE: Final = "/workspace"
+WORKSPACE_VOLUME: Final = "/workspace"
+"""Where the workspace volume is mounted; its root belongs to root."""
+
+WORKSPACE: Final = "/workspace/tree"
+"""Where the agent works.  One level down, because the engine unpacks an archive into a volume
+but never changes the owner of the volume's own root: the archive brings this directory."""
+
 CPU_PERIOD_US: Final = 100_000
+MIN_CPU_MILLIS: Final = 10
+MIN_MEMORY_BYTES: Final = 6 * 2**20
+PRELOAD_FILE: Final = "/etc/ld.so.preload"
+"""An image that has it is refused: the loader would run its libraries in every process."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _REPOSITORY = re.compile(
     r"(?:[A-Za-z0-9.-]+(?::[0-9]{1,5})?/)?[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
     r"(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*\Z"
 )
+_ENGINE_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}\Z")
+_TARGET = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)+\Z")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_LSM_OPTION = re.compile(r"(?:apparmor|label)[=:](?!(?:unconfined|disable)\Z)[\x21-\x7e]{1,255}\Z")
+_RESERVED_TARGETS: Final = frozenset(
+    {"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr"}
+)
+_FOREIGN_NETWORKS: Final = frozenset({"host", "none", "default"})
 
 BLANKED_VARIABLES: Final = (
     "BASH_ENV",
     "ENV",
+    "GCONV_PATH",
     "LD_AUDIT",
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
     "NODE_OPTIONS",
+    "PYTHONBREAKPOINT",
+    "PYTHONEXECUTABLE",
     "PYTHONHOME",
     "PYTHONINSPECT",
     "PYTHONPATH",
+    "PYTHONPLATLIBDIR",
     "PYTHONSTARTUP",
     "PYTHONUSERBASE",
+    "PYTHONWARNINGS",
 )
 """Removed from the image's environment before PID 1 starts: each can make it run other code."""
 
@@ -71,13 +98,38 @@ class VolumeMount:
     target: str
     read_only: bool
 
+    def __post_init__(self) -> None:
+        if not _ENGINE_NAME.match(self.volume):
+            raise _malformed("mounts", f"{self.volume[:100]!r} is no volume name")
+        if not _TARGET.match(self.target) or self.target.split("/")[1] in _RESERVED_TARGETS:
+            raise _malformed("mounts", f"a volume cannot be mounted at {self.target[:100]!r}")
+
 
 @dataclass(frozen=True, slots=True)
 class Hardening:
-    """What the operator configured for every container (B-35); values, not paths."""
+    """What the operator configured for every container (B-35); values, not paths.
+
+    :raises RefusedError: a value that would weaken the engine's defaults, or no JSON.
+    """
 
     seccomp_profile_json: str | None = None
     lsm_security_opt: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.seccomp_profile_json is not None and not _is_object(self.seccomp_profile_json):
+            raise _malformed("seccomp_profile_json", "the seccomp profile is no JSON object")
+        if self.lsm_security_opt is not None and not _LSM_OPTION.match(self.lsm_security_opt):
+            raise _malformed(
+                "lsm_security_opt",
+                f"{self.lsm_security_opt[:100]!r} is neither apparmor=PROFILE nor label=OPTION",
+            )
+
+    @property
+    def seccomp_digest(self) -> str | None:
+        """``sha256:<hex>`` of the profile's text, as the runner advertises it (B-06)."""
+        if self.seccomp_profile_json is None:
+            return None
+        return f"sha256:{hashlib.sha256(self.seccomp_profile_json.encode()).hexdigest()}"
 
     def security_opt(self) -> list[str]:
         """The engine's ``SecurityOpt``; the engine's own seccomp default where none is given."""
@@ -89,9 +141,29 @@ class Hardening:
         return options
 
 
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _malformed(field_name: str, why: str) -> RefusedError:
+    return RefusedError(f"cannot build a container: {why}", code="malformed", field=field_name)
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """One container of an attempt, as the sandbox means it.  Sizes in bytes."""
+    """One container of an attempt, as the sandbox means it.  Sizes in bytes.
+
+    :param environment: for PID 1, visible to whoever may inspect the container: no secrets.
+    :param network: a network of the attempt; None is network policy ``none``.
+    :param resolves_localhost: without a network, whether ``/etc/hosts`` is filled.  False spares
+        the engine its network set-up, a third of the time that a start takes; the container
+        then has a network namespace with only ``lo``, and ``localhost`` does not resolve.
+    :param stdin_once: whether PID 1 sees the end of stdin when the attached client closes it.
+    :raises RefusedError: a value that no container of ours may have.
+    """
 
     owner: Owner
     role: str
@@ -109,6 +181,24 @@ class ContainerSpec:
     nofile: int = 4096
     tmp_exec: bool = False
     network: str | None = None
+    resolves_localhost: bool = True
+    stdin_once: bool = False
+
+    def __post_init__(self) -> None:
+        require_pinned(self.image, field_name="image")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise _malformed(name, f"{name} of {self.name} must be at least {least}")
+        if not self.argv:
+            raise _malformed("argv", f"{self.name} has no command, so the image's would run")
+        if any("\0" in text for text in (*self.argv, *self.environment.values())):
+            raise _malformed("argv", f"{self.name} has a NUL in its command or environment")
+        if not all(_VARIABLE.match(name) for name in self.environment):
+            raise _malformed("environment", f"{self.name} has an ill-formed variable name")
+        if self.network is not None and (
+            self.network in _FOREIGN_NETWORKS or not _ENGINE_NAME.match(self.network)
+        ):
+            raise _malformed("network", f"{self.name} cannot join {self.network[:100]!r}")
 
     @property
     def name(self) -> str:
@@ -116,19 +206,20 @@ class ContainerSpec:
         return self.owner.name(self.role)
 
 
-def container_request(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
-    """The body of the create request; every line of the hardening list is here.
+_LEAST: Final = {
+    "memory_bytes": MIN_MEMORY_BYTES,
+    "cpu_millis": MIN_CPU_MILLIS,
+    "pids": 1,
+    "tmp_bytes": 1,
+    "run_bytes": 1,
+    "shm_bytes": 1,
+    "nofile": 1,
+}
+"""The engine takes 0 for "no limit", and refuses less memory or CPU than this."""
 
-    :raises RefusedError: the image is not pinned, or a limit is missing.
-    """
-    require_pinned(spec.image, field_name="image")
-    for name in ("memory_bytes", "cpu_millis", "pids"):
-        if getattr(spec, name) <= 0:
-            raise RefusedError(
-                f"cannot build container {spec.name}: {name} must be positive",
-                code="malformed",
-                field=name,
-            )
+
+def container_request(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
+    """The body of the create request; every line of the hardening list is here."""
     environment = [f"{name}={value}" for name, value in sorted(spec.environment.items())]
     environment += [name for name in BLANKED_VARIABLES if name not in spec.environment]
     return {
@@ -145,9 +236,9 @@ def container_request(spec: ContainerSpec, hardening: Hardening) -> dict[str, An
         "AttachStdout": True,
         "AttachStderr": True,
         "OpenStdin": True,
-        "StdinOnce": False,
+        "StdinOnce": spec.stdin_once,
         "Tty": False,
-        "NetworkDisabled": False,
+        "NetworkDisabled": spec.network is None and not spec.resolves_localhost,
         "HostConfig": _host_config(spec, hardening),
     }
 
@@ -199,20 +290,40 @@ def _host_config(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
     }
 
 
-_READ_BACK: Final = (
-    "ReadonlyRootfs",
-    "Privileged",
+_SAME: Final = (
+    "AutoRemove",
     "CapDrop",
-    "SecurityOpt",
-    "Memory",
-    "MemorySwap",
+    "CgroupnsMode",
     "CpuPeriod",
     "CpuQuota",
-    "PidsLimit",
     "IpcMode",
+    "Memory",
+    "MemorySwap",
+    "NetworkMode",
+    "PidsLimit",
+    "Privileged",
+    "PublishAllPorts",
+    "ReadonlyRootfs",
+    "SecurityOpt",
     "ShmSize",
     "Tmpfs",
-    "NetworkMode",
+)
+_ABSENT: Final = (
+    "Binds",
+    "CapAdd",
+    "DeviceCgroupRules",
+    "DeviceRequests",
+    "Devices",
+    "ExtraHosts",
+    "GroupAdd",
+    "Links",
+    "OomKillDisable",
+    "PidMode",
+    "PortBindings",
+    "Sysctls",
+    "UTSMode",
+    "UsernsMode",
+    "VolumesFrom",
 )
 
 
@@ -224,37 +335,67 @@ def read_back(request: Mapping[str, Any], inspected: Mapping[str, Any]) -> tuple
     """
     wanted, got = request["HostConfig"], inspected.get("HostConfig") or {}
     faults = [
-        f"{key}: asked for {wanted[key]!r}, the engine has {got.get(key)!r}"
-        for key in _READ_BACK
-        if got.get(key) != wanted[key]
+        _fault(key, wanted[key], got.get(key)) for key in _SAME if got.get(key) != wanted[key]
     ]
-    for key in ("CapAdd", "Devices", "Binds", "VolumesFrom", "PortBindings", "DeviceRequests"):
-        if got.get(key):
-            faults.append(f"{key}: asked for none, the engine has {got[key]!r}")
-    for key in ("PidMode", "UTSMode", "UsernsMode", "CgroupnsMode", "NetworkMode"):
-        if got.get(key) == "host":
-            faults.append(f"{key}: the engine has the host's namespace")
-    log_type = (got.get("LogConfig") or {}).get("Type")
-    if log_type != wanted["LogConfig"]["Type"]:
-        faults.append(f"LogConfig: asked for none, the engine has {log_type!r}")
-    config = inspected.get("Config") or {}
-    if config.get("User") != request["User"]:
-        faults.append(f"User: asked for {request['User']!r}, the engine has {config.get('User')!r}")
-    wanted_mounts = {(m["Source"], m["Target"], not m["ReadOnly"]) for m in wanted["Mounts"]}
-    got_mounts = {
-        (m.get("Name") or m.get("Source"), m.get("Destination"), bool(m.get("RW")))
+    faults += [_fault(key, "none", got[key]) for key in _ABSENT if got.get(key)]
+    for key, name in (("LogConfig", "Type"), ("RestartPolicy", "Name")):
+        if (has := (got.get(key) or {}).get(name)) != wanted[key][name]:
+            faults.append(_fault(key, wanted[key][name], has))
+    limits = {(limit["Name"], limit["Soft"], limit["Hard"]) for limit in got.get("Ulimits") or ()}
+    missing = {(u["Name"], u["Soft"], u["Hard"]) for u in wanted["Ulimits"]} - limits
+    if missing:
+        faults.append(_fault("Ulimits", sorted(missing), sorted(limits)))
+    if not got.get("MaskedPaths") or not got.get("ReadonlyPaths"):
+        faults.append("MaskedPaths: the engine shows the container all of /proc and /sys")
+    return (*faults, *_config_faults(request, inspected), *_mount_faults(wanted, inspected))
+
+
+def _config_faults(request: Mapping[str, Any], inspected: Mapping[str, Any]) -> list[str]:
+    got = inspected.get("Config") or {}
+    keys = ("Entrypoint", "Hostname", "OpenStdin", "StdinOnce", "Tty", "User", "WorkingDir")
+    faults = [
+        _fault(key, request[key], got.get(key)) for key in keys if got.get(key) != request[key]
+    ]
+    if got.get("Cmd"):
+        faults.append(_fault("Cmd", "none", got["Cmd"]))
+    if bool(got.get("NetworkDisabled")) != request["NetworkDisabled"]:
+        faults.append(
+            _fault("NetworkDisabled", request["NetworkDisabled"], not request["NetworkDisabled"])
+        )
+    asked = {entry for entry in request["Env"] if "=" in entry}
+    for entry in got.get("Env") or ():
+        name = entry.partition("=")[0]
+        if entry not in asked and (name in BLANKED_VARIABLES or name.startswith("LD_")):
+            faults.append(_fault("Env", "none", name))
+    labels = got.get("Labels") or {}
+    if not request["Labels"].items() <= labels.items():
+        faults.append(_fault("Labels", request["Labels"], labels))
+    return faults
+
+
+def _mount_faults(wanted: Mapping[str, Any], inspected: Mapping[str, Any]) -> list[str]:
+    asked = {("volume", m["Source"], m["Target"], not m["ReadOnly"]) for m in wanted["Mounts"]}
+    has = {
+        (m.get("Type"), m.get("Name") or m.get("Source"), m.get("Destination"), bool(m.get("RW")))
         for m in inspected.get("Mounts") or ()
         if m.get("Type") != "tmpfs"
     }
-    if wanted_mounts != got_mounts:
-        faults.append(f"Mounts: asked for {sorted(wanted_mounts)}, got {sorted(got_mounts)}")
-    return tuple(faults)
+    return [] if asked == has else [_fault("Mounts", sorted(asked), sorted(has, key=str))]
+
+
+def _fault(key: str, wanted: object, got: object) -> str:
+    return f"{key}: asked for {wanted!r}, the engine has {got!r}"
 
 
 def image_faults(inspected: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why an image is refused for use: what it declares that would change a container."""
+    """Why an image is refused for use: what it declares that would change a container.
+
+    Its files are not seen here: look for :data:`PRELOAD_FILE` in a container made from it.
+    """
     config = inspected.get("Config") or {}
     faults = []
+    if inspected.get("Os", "linux") != "linux":
+        faults.append(f"it is for {inspected['Os']}")
     if config.get("Volumes"):
         faults.append(f"it declares VOLUME {sorted(config['Volumes'])}")
     if config.get("OnBuild"):

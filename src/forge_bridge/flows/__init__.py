@@ -1,0 +1,1 @@
+"""One story a file: what happens at boot, in a session, on an offer, a start, a renewal …"""

@@ -15,6 +15,9 @@ class Empty(WireModel):
     """An event that says no more than its type."""
 
 
+EMPTY: Final = Empty()
+
+
 class ImageResolved(WireModel):
     """Which image runs, and whether it was there already."""
 

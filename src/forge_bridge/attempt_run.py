@@ -1,0 +1,132 @@
+"""One dispatch as it runs: feeds what happened to the core and carries out what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import structlog
+from forge_core.redaction import Masker
+
+from forge_bridge.perform import carry_out, record
+from forge_bridge.runner import Runner
+from forge_bridge.waiting import until
+from forge_core import attempt as core
+from forge_core.attempt import Attempt, Phase
+from forge_core.attempt_events import (
+    DegradeReservation,
+    Event,
+    ForwardRenewal,
+    FreeReservation,
+    StopStages,
+    TearDown,
+    Tick,
+)
+from forge_core.errors import DiskUnusable
+from forge_core.ports import Ledger
+from forge_core.ready import Action, Message, Ready, Record
+from forge_core.wire.base import WireModel
+from forge_core.wire.codes import EventType, ReservationState
+from forge_core.wire.from_hub import LeaseUpdate
+
+logger = structlog.get_logger(__name__)
+
+SendRenewal = Callable[[LeaseUpdate], Awaitable[None]]
+
+
+class AttemptRun:
+    """The state of one dispatch, its ledger, and the scope in which its stages run."""
+
+    def __init__(self, runner: Runner, attempt: Attempt, ledger: Ledger) -> None:
+        self.runner = runner
+        self.state = attempt
+        self.masker = Masker(())
+        self.stages = anyio.CancelScope()
+        self.forward_renewal: SendRenewal | None = None
+        self.records: list[Record] = []
+        self.log = logger.bind(attempt_id=attempt.owner.attempt_id, fence=attempt.owner.fence)
+        self._ledger = ledger
+        self._lock = anyio.Lock()
+        self._deadlines_moved = anyio.Event()
+
+    async def feed(self, event: Event) -> None:
+        """Something happened: record, then tell, then act.
+
+        Shielded once begun, since half a step must not be: it only writes to the local disk
+        and starts what the actions name.
+
+        :raises DiskUnusable: the ledger could not be written; nothing has changed.
+        """
+        async with self._lock:
+            state, ready = core.step(self.state, event, self.runner.now())
+            await self._carry_out(state, ready)
+
+    async def begin(self, ready: Ready) -> None:
+        """Carry out what the reservation itself implies."""
+        async with self._lock:
+            await self._carry_out(self.state, ready)
+
+    async def stream(self, event_type: EventType, payload: WireModel) -> Message:
+        """The next event that is sent or dropped, never stored."""
+        async with self._lock:
+            self.state, message = core.stream_event(
+                self.state, event_type, payload, self.runner.now()
+            )
+        return message
+
+    async def keep_deadlines(self) -> None:
+        """The host-side watchdog: expires the lease even when the container does not (B-72)."""
+        clock = self.runner.clock
+        while self.state.phase is Phase.RUNNING:
+            wake_at_ms = core.next_wake_ms(self.state)
+            moved = self._deadlines_moved
+            if wake_at_ms is not None and clock.now_ms() >= wake_at_ms:
+                await self.feed(Tick())
+                wake_at_ms = None
+            await until(clock, wake_at_ms, moved)
+
+    async def retire(self) -> None:
+        """Give the capacity back and let the ledger go; it says RELEASED by now."""
+        runner, key = self.runner, self.state.key
+        runner.admission.free(key)
+        runner.attempts.pop(key, None)
+        runner.notify()
+        try:
+            await runner.ledgers.remove(*key)
+        except DiskUnusable as error:
+            # Kept: the next start finds a ledger that says RELEASED and removes it then.
+            self.log.warning("cannot remove a finished ledger", error=str(error))
+
+    async def _carry_out(self, state: Attempt, ready: Ready) -> None:
+        earlier_ms, next_ms = core.next_wake_ms(self.state), core.next_wake_ms(state)
+        if ready:
+            with anyio.CancelScope(shield=True):
+                await record(ready, self._ledger, self.runner.reach)
+                self.records.extend(ready.records)
+                self.state = state
+                await carry_out(ready, self.runner.outbox, self._act, self.runner.reach)
+        else:
+            self.state = state
+        if earlier_ms is None or next_ms is None or next_ms < earlier_ms:
+            self._deadlines_moved.set()
+            self._deadlines_moved = anyio.Event()
+
+    async def _act(self, action: Action) -> None:
+        runner, key = self.runner, self.state.key
+        match action:
+            case StopStages():
+                self.log.info("ending", code=self.state.failure)
+                self.stages.cancel()
+            case ForwardRenewal(update):
+                if self.forward_renewal is not None:
+                    await self.forward_renewal(update)
+            case TearDown():
+                runner.admission.transition(key, ReservationState.RELEASING)
+                runner.notify()
+            case DegradeReservation():
+                runner.admission.transition(key, ReservationState.DEGRADED)
+                runner.notify()
+            case FreeReservation():
+                await self.retire()
+            case _:
+                raise AssertionError(action)

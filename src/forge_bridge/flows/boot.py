@@ -1,0 +1,83 @@
+"""What is done before the first connection (lifecycle.md, Start-up; B-80, B-82).
+
+Nothing of an earlier instance is adopted: every dispatch in a ledger is ended, its resources
+are removed, and what could not be removed keeps its capacity before any is advertised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from forge_bridge.attempt_run import AttemptRun
+from forge_bridge.flows.reap import Reaper
+from forge_bridge.flows.teardown import tear_down
+from forge_bridge.runner import Runner
+from forge_core.attempt import Attempt, Phase
+from forge_core.attempt_events import EndRequested, StagesEnded
+from forge_core.errors import RefusedError
+from forge_core.ports import Engine, Ledger
+from forge_core.ready import Record, messages_of
+from forge_core.recovery import restore
+from forge_core.wire.codes import CleanupTrigger, FailureCode
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OldLedger:
+    """A ledger that an earlier life of the bridge left."""
+
+    name: str
+    records: tuple[Record, ...]
+    ledger: Ledger
+    suspect: str | None = None
+
+
+class OldLedgers(Protocol):
+    """What is under ``attempts/`` at start."""
+
+    def read_all(self) -> AsyncIterator[OldLedger]: ...
+    async def set_aside(self, name: str) -> None: ...
+
+
+async def recover(runner: Runner, engine: Engine, reaper: Reaper, ledgers: OldLedgers) -> None:
+    """End every old dispatch, remove its resources, and report both.
+
+    :raises DiskUnusable: the state root cannot be written; the bridge must not start.
+    """
+    async for old in ledgers.read_all():
+        try:
+            if old.suspect is not None:
+                raise RefusedError(old.suspect, code="ledger_suspect")
+            attempt, resources = restore(old.records)
+        except RefusedError as error:
+            # Its dispatch counts as unknown: the pass below removes whatever carries its labels.
+            logger.error("a ledger is suspect and was set aside", ledger=old.name, why=str(error))
+            await ledgers.set_aside(old.name)
+            continue
+        runner.admission.hold_degraded(attempt.key, resources)
+        run = AttemptRun(runner, attempt, old.ledger)
+        run.records.extend(old.records)
+        runner.attempts[attempt.key] = run
+        await _finish(runner, run, engine)
+    await reaper.run_pass(CleanupTrigger.STARTUP)
+
+
+async def _finish(runner: Runner, run: AttemptRun, engine: Engine) -> None:
+    for message in messages_of(run.records):
+        await runner.outbox.put(message)
+    attempt: Attempt = run.state
+    detail = "the bridge stopped while it ran"
+    if attempt.phase is Phase.RESERVED:
+        await run.feed(EndRequested(FailureCode.BRIDGE_STOPPED, detail))
+        return
+    if attempt.phase is Phase.ENDED:
+        await run.retire()
+        return
+    if attempt.phase is Phase.RUNNING:
+        await run.feed(StagesEnded(FailureCode.BRIDGE_STOPPED, detail))
+    await tear_down(run, engine, CleanupTrigger.STARTUP)

@@ -1,0 +1,66 @@
+"""What the runner holds, told at the hub's interval and when it changes (B-08)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from forge_bridge.flows.settings import apply_settings
+from forge_bridge.runner import Runner
+from forge_bridge.waiting import until
+from forge_core.errors import ForgeError
+from forge_core.wire.codes import ReservationState
+from forge_core.wire.from_bridge import Heartbeat, HeartbeatAck
+from forge_core.wire.limits import fit_heartbeat
+from forge_core.wire.shapes import HeartbeatAttempt
+
+logger = structlog.get_logger(__name__)
+
+CHANGE_DELAY_MS: Final = 200
+"""A change is told this soon, and a burst of changes once."""
+
+
+async def beat(runner: Runner, interval_ms: int) -> None:
+    """Send heartbeats for the lifetime of one connection."""
+    clock, sequence = runner.clock, 0
+    while True:
+        changed = runner.changed
+        sequence += 1
+        sent_at_ms = clock.now_ms()
+        try:
+            answer = await runner.hub.call(heartbeat(runner, sequence), HeartbeatAck)
+            apply_settings(runner, answer.settings)
+        except ForgeError as error:
+            logger.warning("cannot deliver a heartbeat", error=str(error))
+        await until(clock, sent_at_ms + interval_ms, changed)
+        await clock.sleep_until_ms(min(clock.now_ms(), sent_at_ms) + CHANGE_DELAY_MS)
+
+
+def heartbeat(runner: Runner, sequence: int) -> Heartbeat:
+    """The same state that ``status`` and admission see."""
+    admission = runner.admission
+    attempts = tuple(
+        HeartbeatAttempt(attempt_id=r.key[0], fence=r.key[1], state=r.state)
+        for r in admission.reservations.values()
+        if r.key[1] > 0
+    )
+    return fit_heartbeat(
+        Heartbeat(
+            runner_id=runner.identity.runner_id,
+            runner_instance_id=runner.identity.runner_instance_id,
+            sequence=sequence,
+            sent_at=runner.clock.utc(),
+            state=runner.state,
+            used_resources=admission.used,
+            resource_capacity=runner.capacity,
+            reserved_count=admission.count(ReservationState.RESERVED),
+            starting_count=admission.count(ReservationState.STARTING),
+            active_count=admission.count(ReservationState.ACTIVE),
+            degraded_reservation_count=admission.count(ReservationState.DEGRADED),
+            disk=runner.disk_state,
+            pending_reports=runner.outbox.pending_reports,
+            attempts=attempts,
+            attempts_truncated=False,
+        )
+    )

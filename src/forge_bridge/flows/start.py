@@ -1,0 +1,174 @@
+"""The hub says go: run the stages, decide the outcome, tear down (B-04)."""
+
+from __future__ import annotations
+
+import anyio
+import structlog
+
+from forge_bridge.attempt_run import AttemptRun
+from forge_bridge.flows.teardown import tear_down
+from forge_bridge.groups import first_error
+from forge_bridge.runner import Runner
+from forge_bridge.sandbox.agent import run_agent
+from forge_bridge.sandbox.image import resolve_image
+from forge_bridge.sandbox.output import OutputCollector
+from forge_bridge.sandbox.prepare import prepare
+from forge_bridge.sandbox.stage import StageContext, failure_of
+from forge_bridge.sandbox.workspace import fill_workspace
+from forge_core import lease as leases
+from forge_core.attempt import Phase
+from forge_core.attempt_events import EndRequested, StageEntered, StagesEnded, Started
+from forge_core.errors import DiskUnusable, ForgeError
+from forge_core.ready import Message
+from forge_core.wire.codes import (
+    CleanupState,
+    CleanupTrigger,
+    FailureCode,
+    Outcome,
+    ReservationState,
+    Stage,
+)
+from forge_core.wire.from_bridge import SubmitDispatchResult
+from forge_core.wire.from_hub import Start
+
+logger = structlog.get_logger(__name__)
+
+
+async def handle_start(runner: Runner, start: Start) -> None:
+    """Runs once for a live reservation; a second packet changes nothing, its key included."""
+    key = (start.attempt_id, start.fence)
+    if start.fence < runner.admission.highest_fence(start.attempt_id):
+        logger.warning("a start under an old fence", attempt_id=key[0], fence=key[1])
+        return
+    run = runner.attempts.get(key)
+    if run is not None and run.state.phase is not Phase.RESERVED:
+        return
+    if run is None or run.state.offer_id != start.offer_id:
+        await _answer_too_late(runner, start)
+        return
+    await _begin(runner, run, start)
+
+
+async def handle_malformed_start(runner: Runner, payload: object, detail: str) -> None:
+    """A start that cannot be read ends its reservation, so that the hub need not wait for it."""
+    if not isinstance(payload, dict):
+        return
+    attempt_id, fence = payload.get("attemptId"), payload.get("fence")
+    if not isinstance(attempt_id, str) or type(fence) is not int:
+        return
+    run = runner.attempts.get((attempt_id, fence))
+    if run is not None and run.state.phase is Phase.RESERVED:
+        await run.feed(EndRequested(FailureCode.INTERNAL_ERROR, detail))
+
+
+async def _begin(runner: Runner, run: AttemptRun, start: Start) -> None:
+    assert runner.engine is not None
+    assert runner.sandbox is not None
+    now_ms = runner.clock.now_ms()
+    lease = leases.grant(
+        attempt_id=start.attempt_id,
+        fence=start.fence,
+        key=start.lease.key_bytes,
+        sequence=start.lease.sequence,
+        ttl_ms=start.lease.ttl_ms,
+        hard_wall_ms=min(start.limits.hard_wall_ms, runner.sandbox.hard_wall_ms),
+        idle_ms=min(start.limits.idle_ms, runner.sandbox.idle_ms),
+        now_ms=now_ms,
+    )
+    await run.feed(Started(lease))
+    runner.admission.transition(run.state.key, ReservationState.STARTING)
+    runner.notify()
+    resources = runner.admission.reservations[run.state.key].resources
+    context = StageContext(run, start, resources, runner.engine, runner.sandbox)
+    runner.tasks.start_soon(run_attempt, context)
+
+
+async def run_attempt(context: StageContext) -> None:
+    """From the first stage to the last resource; owned by the bridge's root task group."""
+    run = context.run
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run.keep_deadlines)
+        failure, detail = await _run_stages(context)
+        tasks.cancel_scope.cancel()
+    if detail is not None:
+        detail = run.masker.mask(detail)
+    run.log.info("stages ended", failure=failure, detail=detail)
+    with anyio.CancelScope(shield=True):
+        await _conclude(run, failure, detail)
+        await tear_down(run, context.engine, CleanupTrigger.TEARDOWN)
+
+
+async def _run_stages(context: StageContext) -> tuple[FailureCode | None, str | None]:
+    run = context.run
+    try:
+        with first_error(), run.stages:
+            await _stages(context)
+    except ForgeError as error:
+        return failure_of(error)
+    except anyio.get_cancelled_exc_class():
+        # The bridge itself is going down without waiting: say so, then pass it on.
+        with anyio.CancelScope(shield=True):
+            await _conclude(run, FailureCode.BRIDGE_STOPPED, "the bridge was stopped at once")
+        raise
+    except Exception as error:
+        run.log.exception("a stage failed unexpectedly")
+        return FailureCode.INTERNAL_ERROR, f"{type(error).__name__} in the bridge; see its log"
+    return None, None
+
+
+async def _stages(context: StageContext) -> None:
+    run, runner = context.run, context.runner
+    await run.feed(StageEntered(Stage.PREPARE))
+    await prepare(context)
+    await run.feed(StageEntered(Stage.IMAGE))
+    await resolve_image(context)
+    await run.feed(StageEntered(Stage.WORKSPACE))
+    await fill_workspace(context)
+    await run.feed(StageEntered(Stage.AGENT))
+    runner.admission.transition(run.state.key, ReservationState.ACTIVE)
+    runner.notify()
+    collector = OutputCollector(context)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(collector.run)
+        await run_agent(context)
+        await run.feed(StageEntered(Stage.OUTPUT))
+        collector.agent_is_gone()
+
+
+async def _conclude(run: AttemptRun, failure: FailureCode | None, detail: str | None) -> None:
+    """The result must become durable; a full disk is waited for, while nothing new is taken."""
+    runner = run.runner
+    while run.state.phase is Phase.RUNNING:
+        try:
+            await run.feed(StagesEnded(failure, detail))
+        except DiskUnusable as error:
+            run.log.error("cannot record the outcome; trying again", error=str(error))
+            await runner.clock.sleep_until_ms(runner.clock.now_ms() + 1_000)
+
+
+async def _answer_too_late(runner: Runner, start: Start) -> None:
+    """A start without a live reservation runs nothing (protocol.md, Offer, reservation, start)."""
+    await answer_without_run(
+        runner, start.attempt_id, start.fence, FailureCode.START_TIMEOUT, "no live reservation"
+    )
+
+
+async def answer_without_run(
+    runner: Runner, attempt_id: str, fence: int, failure: FailureCode, detail: str
+) -> None:
+    """The result of a dispatch that never ran here, so there is nothing to clean up."""
+    result = SubmitDispatchResult(
+        attempt_id=attempt_id,
+        fence=fence,
+        resource_runner_instance_id=runner.identity.runner_instance_id,
+        revision=2,
+        outcome=Outcome.FAILED,
+        failure_code=failure,
+        cleanup=CleanupState.COMPLETE,
+        summary=detail,
+    )
+    message_id = f"{attempt_id}.{fence}.r2"
+    try:
+        await runner.outbox.put(Message(message_id, "SubmitDispatchResult", result.to_wire()))
+    except DiskUnusable as error:
+        logger.error("cannot store a result", attempt_id=attempt_id, error=str(error))

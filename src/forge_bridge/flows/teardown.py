@@ -1,0 +1,82 @@
+"""Remove everything of a dispatch, and prove it (lifecycle.md, Start-up and reaping)."""
+
+from __future__ import annotations
+
+import structlog
+
+from forge_bridge.attempt_run import AttemptRun
+from forge_core.attempt_events import ResourcesRemoved
+from forge_core.errors import DiskUnusable, EngineNotFound, ForgeError
+from forge_core.labels import attempt_filter
+from forge_core.ports import Engine, EngineResource
+from forge_core.teardown import Removal, removal_plan
+from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ResourceKind
+from forge_core.wire.shapes import RemovedResource
+
+logger = structlog.get_logger(__name__)
+
+ROUNDS = 3
+"""A create that timed out may happen while we remove: list, remove, and look again."""
+
+
+async def tear_down(
+    run: AttemptRun, engine: Engine, trigger: CleanupTrigger
+) -> tuple[RemovedResource, ...]:
+    """Remove what the ledger and the engine's list name; free the capacity once nothing is left."""
+    removed: dict[tuple[ResourceKind, str], RemovedResource] = {}
+    for round_number in range(ROUNDS):
+        listed, unlisted = await _list(run, engine)
+        plan = removal_plan(run.records if round_number == 0 else (), listed)
+        for removal in plan:
+            removed[removal.kind, removal.name] = await remove(engine, removal)
+        if unlisted is not None:
+            removed = {key: _unobserved(r, unlisted) for key, r in removed.items()}
+        resists = any(r.outcome is RemovalOutcome.FAILED for r in removed.values())
+        if resists or not plan:
+            break
+    try:
+        await run.feed(ResourcesRemoved(trigger, tuple(removed.values())))
+    except DiskUnusable as error:
+        # The capacity stays taken; the next pass finds nothing left and tries to say so again.
+        run.log.error("cannot record the cleanup", error=str(error))
+    return tuple(removed.values())
+
+
+async def remove(engine: Engine, removal: Removal) -> RemovedResource:
+    """Remove one resource; one that is gone already is ``absent``, and that is success."""
+    outcome, detail = RemovalOutcome.REMOVED, None
+    try:
+        match removal.kind:
+            case ResourceKind.CONTAINER:
+                await engine.remove_container(removal.id)
+            case ResourceKind.NETWORK:
+                await engine.remove_network(removal.id)
+            case ResourceKind.VOLUME:
+                await engine.remove_volume(removal.id)
+    except EngineNotFound:
+        outcome = RemovalOutcome.ABSENT
+    except ForgeError as error:
+        outcome, detail = RemovalOutcome.FAILED, str(error)[:2000]
+        logger.warning("a resource resists removal", name=removal.name, error=str(error))
+    return RemovedResource(
+        kind=removal.kind,
+        id=removal.id,
+        name=removal.name,
+        role=removal.role,
+        outcome=outcome,
+        detail=detail,
+    )
+
+
+def _unobserved(resource: RemovedResource, why: str) -> RemovedResource:
+    """Without the engine's list nothing is known to be gone, so the capacity stays taken."""
+    detail = f"its absence was not observed: {why}"[:2000]
+    return resource.model_copy(update={"outcome": RemovalOutcome.FAILED, "detail": detail})
+
+
+async def _list(run: AttemptRun, engine: Engine) -> tuple[tuple[EngineResource, ...], str | None]:
+    try:
+        return tuple(await engine.list_resources(attempt_filter(run.state.owner))), None
+    except ForgeError as error:
+        run.log.warning("cannot list the resources of the attempt", error=str(error))
+        return (), str(error)

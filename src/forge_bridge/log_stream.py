@@ -1,0 +1,83 @@
+"""What the agent prints, on its way to the hub: masked, bounded, never stored (protocol.md)."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import anyio
+
+from forge_bridge.attempt_run import AttemptRun
+from forge_core.errors import ForgeError
+from forge_core.wire.codes import EventType, OutputStream
+from forge_core.wire.events import Log
+from forge_core.wire.from_bridge import ReplayAck, SubmitDispatchEvent
+from forge_core.wire.limits import split_text
+
+BUFFER_BYTES: Final = 1_048_576
+FLUSH_MS: Final = 2_000
+
+
+class LogStream:
+    """A bounded queue between a container that may flood and a hub that may be away.
+
+    What does not fit is dropped and counted in the next chunk that is sent.
+    """
+
+    def __init__(self, run: AttemptRun) -> None:
+        self._run = run
+        self._streams = {stream: run.masker.stream() for stream in OutputStream}
+        self._waiting: deque[Log] = deque()
+        self._waiting_bytes = 0
+        self._dropped_bytes = dict.fromkeys(OutputStream, 0)
+        self._arrived = anyio.Event()
+        self._drained = anyio.Event()
+        self._drained.set()
+
+    def put(self, stream: OutputStream, text: str, dropped_bytes: int = 0) -> None:
+        """Take a chunk; never waits."""
+        self._dropped_bytes[stream] += dropped_bytes
+        self._queue(stream, self._streams[stream].feed(text))
+
+    def end(self) -> None:
+        """Nothing more will come: let go what masking held back."""
+        for stream, masking in self._streams.items():
+            self._queue(stream, masking.end())
+
+    async def send(self) -> None:
+        """Send what is queued until cancelled; what cannot be sent now is dropped, not kept."""
+        while True:
+            while self._waiting:
+                log = self._waiting.popleft()
+                self._waiting_bytes -= len(log.text)
+                if not await self._deliver(log):
+                    self._dropped_bytes[log.stream] += len(log.text.encode()) + log.dropped_bytes
+            self._drained.set()
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+
+    async def flush(self) -> None:
+        """Wait until everything queued was sent or dropped, for a bounded time."""
+        with anyio.move_on_after(FLUSH_MS / 1000):
+            await self._drained.wait()
+
+    async def _deliver(self, log: Log) -> bool:
+        message = await self._run.stream(EventType.LOG, log)
+        event = SubmitDispatchEvent.model_validate(message.payload)
+        try:
+            return (await self._run.runner.hub.call(event, ReplayAck)).accepted
+        except ForgeError:
+            return False
+
+    def _queue(self, stream: OutputStream, text: str) -> None:
+        for piece in split_text(text):
+            if self._waiting_bytes + len(piece) > BUFFER_BYTES:
+                self._dropped_bytes[stream] += len(piece.encode())
+                continue
+            dropped, self._dropped_bytes[stream] = self._dropped_bytes[stream], 0
+            self._waiting.append(
+                Log(stream=stream, text=piece, truncated=dropped > 0, dropped_bytes=dropped)
+            )
+            self._waiting_bytes += len(piece)
+            self._drained = anyio.Event() if self._drained.is_set() else self._drained
+            self._arrived.set()

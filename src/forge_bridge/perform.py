@@ -1,0 +1,44 @@
+"""The one place where a ``Ready`` becomes effects (architecture.md, rule 3).
+
+Records are durable before messages are enqueued, and both before any action runs.  The crash
+tests stand at :data:`FaultPoint`: every durable write and every action passes through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from forge_core.ports import Ledger, Outbox
+from forge_core.ready import Action, Ready
+
+FaultPoint = Callable[[str], None]
+"""Called with the name of the point that is reached; may never return."""
+
+
+def no_faults(point: str) -> None:
+    """What production does at a fault point: nothing."""
+
+
+async def record(ready: Ready, ledger: Ledger, reach: FaultPoint) -> None:
+    """Make the records durable, in order.
+
+    :raises DiskUnusable: nothing that the record announces may happen.
+    """
+    for line in ready.records:
+        reach(f"{line.kind}:before")
+        await ledger.append(line.kind, line.data)
+        reach(f"{line.kind}:after")
+
+
+async def carry_out(
+    ready: Ready, outbox: Outbox, act: Callable[[Action], Awaitable[None]], reach: FaultPoint
+) -> None:
+    """Enqueue the messages, then run the actions; the records are durable already."""
+    for message in ready.messages:
+        await outbox.put(message)
+        reach(f"{message.method}:enqueued")
+    for action in ready.actions:
+        name = type(action).__name__
+        reach(f"{name}:before")
+        await act(action)
+        reach(f"{name}:after")

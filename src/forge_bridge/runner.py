@@ -1,0 +1,149 @@
+"""What the flows share: who this runner is, its doors, and what it holds right now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+import anyio.abc
+
+from forge_bridge.hub_link import HubLink
+from forge_bridge.perform import FaultPoint, no_faults
+from forge_core.admission import Admission, DiskPressure, Key, RunnerFacts
+from forge_core.attempt import Now
+from forge_core.labels import Owner
+from forge_core.ports import Clock, DiskUsage, Engine, GitStore, Ledger, Outbox
+from forge_core.resources import ResourceCapacity
+from forge_core.sandbox_spec import Hardening
+from forge_core.wire.codes import RunnerState
+from forge_core.wire.shapes import Capabilities, DiskState, RunnerSettings
+
+if TYPE_CHECKING:
+    from forge_bridge.attempt_run import AttemptRun
+
+DEFAULT_HARDENING: Final = Hardening()
+UNTOLD_SETTINGS: Final = RunnerSettings(draining=False, host_fallback_enabled=False)
+UNSEEN_DISK: Final = DiskUsage(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A stable host identity and one life of the bridge process."""
+
+    runner_id: str
+    runner_instance_id: str
+    trust_domain_id: str
+    bridge_version: str
+    host_name: str
+    platform: str
+
+    def owner(self, attempt_id: str, fence: int, project_id: str, trust_domain_id: str) -> Owner:
+        """Whose resources a dispatch's resources are."""
+        return Owner(
+            self.runner_id,
+            self.runner_instance_id,
+            attempt_id,
+            fence,
+            project_id,
+            trust_domain_id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSettings:
+    """What the operator decided for every sandbox; durations in milliseconds, sizes in bytes."""
+
+    tooling_image: str
+    supervisor_source: str
+    bundle_source: str
+    hardening: Hardening = DEFAULT_HARDENING
+    hard_wall_ms: int = 8 * 3_600_000
+    idle_ms: int = 1_800_000
+    kill_grace_ms: int = 5_000
+    supervisor_ready_ms: int = 60_000
+    output_ms: int = 600_000
+    max_workspace_bytes: int = 8 * 2**30
+
+
+class Ledgers(Protocol):
+    """Where ledgers live (storage.md)."""
+
+    async def create(self, attempt_id: str, fence: int) -> Ledger: ...
+    async def remove(self, attempt_id: str, fence: int) -> None: ...
+
+
+class Repositories(Protocol):
+    """The repositories that the operator registered (B-40)."""
+
+    def paths(self) -> Mapping[str, str]: ...
+
+
+@dataclass(slots=True)
+class Runner:
+    """One bridge process.  Flows read and change it; nothing else does."""
+
+    identity: Identity
+    clock: Clock
+    engine: Engine | None
+    git: GitStore
+    outbox: Outbox
+    ledgers: Ledgers
+    repositories: Repositories
+    tasks: anyio.abc.TaskGroup
+    sandbox: SandboxSettings | None
+    capacity: ResourceCapacity
+    capabilities: Capabilities
+    disk: DiskPressure
+    host_execution_allowed: bool = False
+    reach: FaultPoint = no_faults
+    hub: HubLink = field(default_factory=HubLink)
+    admission: Admission = field(default_factory=Admission)
+    attempts: dict[Key, AttemptRun] = field(default_factory=dict)
+    hub_settings: RunnerSettings = UNTOLD_SETTINGS
+    stopping: bool = False
+    disk_usage: DiskUsage = UNSEEN_DISK
+    changed: anyio.Event = field(default_factory=anyio.Event)
+
+    def now(self) -> Now:
+        """The moment, for a core step."""
+        return Now(self.clock.now_ms(), self.clock.utc())
+
+    @property
+    def state(self) -> RunnerState:
+        """What the heartbeat says of the runner as a whole."""
+        if self.stopping:
+            return RunnerState.STOPPING
+        return RunnerState.DRAINING if self.hub_settings.draining else RunnerState.ONLINE
+
+    @property
+    def disk_state(self) -> DiskState:
+        """The disk as heartbeats tell it."""
+        return DiskState(
+            latched=self.disk.latched,
+            used_percent=self.disk_usage.used_percent,
+            free_bytes=self.disk_usage.free_bytes,
+        )
+
+    def facts(self) -> RunnerFacts:
+        """What admission looks at: the same as what is advertised."""
+        advertised = self.capabilities
+        return RunnerFacts(
+            trust_domain_id=self.identity.trust_domain_id,
+            capacity=self.capacity,
+            repositories=frozenset(self.repositories.paths()),
+            runtimes=frozenset(advertised.runtimes),
+            blockers=advertised.sandbox_required.blockers,
+            network_policies=frozenset(advertised.network_policies),
+            services=frozenset(advertised.services),
+            publication_modes=frozenset(advertised.publication_modes),
+            host_execution_allowed=self.host_execution_allowed,
+            draining=self.hub_settings.draining,
+            stopping=self.stopping,
+            disk_pressure=self.disk.latched,
+        )
+
+    def notify(self) -> None:
+        """Something that heartbeats tell has changed: wake whoever waits for it."""
+        self.changed.set()
+        self.changed = anyio.Event()

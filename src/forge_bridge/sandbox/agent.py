@@ -1,0 +1,270 @@
+"""Stage ``agent``: PID 1 gets its orders, its renewals, and is believed only so far.
+
+Every frame is a claim of a hostile container.  The host's own deadlines decide; an engine
+that says "exit 0" without the agent's status having been read is ``supervisor_lost``.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Final
+
+import anyio
+
+from forge_bridge.groups import first_error
+from forge_bridge.log_stream import LogStream
+from forge_bridge.sandbox.stage import StageContext, StageFailed
+from forge_core.attempt_events import AgentEnded, AgentStarted, EndRequested, OutputSeen
+from forge_core.errors import EngineNotFound, ForgeError
+from forge_core.lease import Deadline
+from forge_core.ports import Attachment
+from forge_core.sandbox_spec import WORKSPACE
+from forge_core.supervisor_frames import (
+    DEADLINE_EXIT_CODES,
+    DeadlinePassed,
+    Frame,
+    FrameReader,
+    FrameRefused,
+    LogChunk,
+    ProcessEnded,
+    ProcessStarted,
+    SupervisorReady,
+    cancel_frame,
+    encode,
+    lease_frame,
+)
+from forge_core.wire.codes import FailureCode, OutputStream
+from forge_core.wire.from_hub import LeaseUpdate
+
+EXIT_WAIT_MS: Final = 10_000
+CLAIM_TOLERANCE_MS: Final = 5_000
+"""How much earlier than the host's own deadline PID 1 may say that it has passed."""
+
+STDERR_TAIL_BYTES: Final = 4_096
+KILLED_EXIT_CODE: Final = 137
+
+
+async def run_agent(context: StageContext) -> None:
+    """Start the container, hand over the lease and the command, and wait for the end.
+
+    :raises StageFailed: the agent failed, or PID 1 was lost.
+    """
+    conversation = _Conversation(context)
+    async with context.engine.attach(context.agent_container) as stream:
+        await context.engine.start_container(context.agent_container)
+        try:
+            await conversation.hold(stream)
+        except anyio.get_cancelled_exc_class():
+            await conversation.end_gently(stream)
+            raise
+        finally:
+            context.run.forward_renewal = None
+    await conversation.judge()
+
+
+class _Conversation:
+    """What was said between the host and PID 1 of one container."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._reader = FrameReader()
+        self._logs = LogStream(context.run)
+        self._sending = anyio.Lock()
+        self._ended: ProcessEnded | None = None
+        self._claimed: Deadline | None = None
+        self._ready = False
+        self._output_bytes = 0
+        self._stderr_tail = bytearray()
+
+    async def hold(self, stream: Attachment) -> None:
+        """Everything from ``ready`` to the end of the container's output."""
+        ready_ms = self._context.settings.supervisor_ready_ms
+        with first_error():
+            await self._hold(stream, ready_ms)
+
+    async def _hold(self, stream: Attachment, ready_ms: int) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._logs.send)
+            with anyio.move_on_after(ready_ms / 1000):
+                await self._until_ready(stream)
+            if not self._ready:
+                raise self._lost(f"it did not say that it is ready within {ready_ms} ms")
+            await self._give_orders(stream)
+            while (piece := await stream.receive()) is not None:
+                await self._take(piece)
+            self._logs.end()
+            await self._logs.flush()
+            tasks.cancel_scope.cancel()
+
+    async def end_gently(self, stream: Attachment) -> None:
+        """TERM, the grace, KILL by PID 1; teardown kills whatever is left after that."""
+        grace_ms = self._context.settings.kill_grace_ms
+        with anyio.move_on_after((grace_ms + 1_000) / 1000, shield=True):
+            try:
+                await self._send(stream, cancel_frame(grace_ms))
+                while await stream.receive() is not None:
+                    continue
+            except ForgeError as error:
+                self._context.run.log.info("cannot end gently", error=str(error))
+
+    async def judge(self) -> None:
+        """What the end of the container means."""
+        context = self._context
+        status_code, oom_killed = await self._engine_status()
+        if self._ended is not None:
+            await context.run.feed(AgentEnded(self._ended.exit_code, self._ended.signal))
+            if self._ended.exit_code == 0:
+                return
+            killed = self._ended.signal == 9 or self._ended.exit_code == KILLED_EXIT_CODE
+            if killed and oom_killed:
+                raise StageFailed(
+                    FailureCode.OUT_OF_MEMORY,
+                    "the agent was killed; the engine suspects that memory ran out",
+                )
+            raise StageFailed(FailureCode.AGENT_FAILED, _status_text(self._ended))
+        claimed = self._claimed or DEADLINE_EXIT_CODES.get(status_code)
+        if claimed is not None and self._is_plausible(claimed):
+            await context.run.feed(EndRequested(claimed.failure_code))
+            return
+        if status_code == KILLED_EXIT_CODE and oom_killed:
+            raise StageFailed(
+                FailureCode.OUT_OF_MEMORY,
+                "the container was killed; the engine suspects that memory ran out",
+            )
+        raise self._lost(f"it ended with {status_code} and without the agent's status")
+
+    async def _until_ready(self, stream: Attachment) -> None:
+        while not self._ready:
+            piece = await stream.receive()
+            if piece is None:
+                return
+            await self._take(piece)
+
+    async def _give_orders(self, stream: Attachment) -> None:
+        context = self._context
+
+        async def forward(update: LeaseUpdate) -> None:
+            context.runner.tasks.start_soon(self._forward, stream, lease_frame(update))
+
+        async with self._sending:
+            # From here on a renewal waits behind the orders; one that came before is in them.
+            context.run.forward_renewal = forward
+            await stream.send(encode(self._orders()))
+
+    def _orders(self) -> dict[str, object]:
+        context, start = self._context, self._context.start
+        lease = context.run.state.lease
+        assert lease is not None
+        return {
+            "type": "init",
+            "attemptId": start.attempt_id,
+            "fence": start.fence,
+            "key": base64.b64encode(lease.key).decode(),
+            "sequence": lease.sequence,
+            "leaseMs": max(0, lease.deadline_ms - context.runner.clock.now_ms()),
+            "hardWallMs": lease.hard_wall_ms,
+            "idleMs": lease.idle_ms,
+            "graceMs": context.settings.kill_grace_ms,
+            "argv": list(start.agent.argv),
+            "env": self._environment(),
+            "cwd": WORKSPACE,
+            "maxOutputBytes": start.limits.max_output_bytes,
+        }
+
+    def _environment(self) -> dict[str, str]:
+        context, start = self._context, self._context.start
+        environment = {
+            "HOME": "/tmp",  # noqa: S108 - inside the container
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "FORGE_ATTEMPT_ID": start.attempt_id,
+            "FORGE_BRANCH": start.branch,
+            **start.agent.env,
+            **context.secrets,
+        }
+        if start.agent.prompt is not None:
+            environment["FORGE_PROMPT"] = start.agent.prompt
+        return environment
+
+    async def _forward(self, stream: Attachment, frame: bytes) -> None:
+        with anyio.move_on_after(self._context.settings.kill_grace_ms / 1000):
+            try:
+                await self._send(stream, frame)
+            except ForgeError as error:
+                self._context.run.log.warning("cannot hand on a renewal", error=str(error))
+
+    async def _send(self, stream: Attachment, frame: bytes) -> None:
+        async with self._sending:
+            await stream.send(frame)
+
+    async def _take(self, piece: tuple[int, bytes]) -> None:
+        channel, data = piece
+        if channel != 1:
+            self._stderr_tail = (self._stderr_tail + data)[-STDERR_TAIL_BYTES:]
+            return
+        for frame in self._reader.feed(data):
+            await self._handle(frame)
+
+    async def _handle(self, frame: Frame) -> None:
+        run = self._context.run
+        match frame:
+            case SupervisorReady():
+                self._ready = True
+            case ProcessStarted():
+                if run.state.lease is not None and run.state.lease.hard_wall_at_ms is None:
+                    await run.feed(AgentStarted())
+            case LogChunk(stream, text, dropped_bytes):
+                await self._log(stream, text, dropped_bytes)
+            case ProcessEnded():
+                self._ended = self._ended or frame
+            case DeadlinePassed(which):
+                self._claimed = self._claimed or which
+            case FrameRefused(reason, count):
+                run.log.warning("PID 1 refused a frame", reason=reason, count=count)
+
+    async def _log(self, stream: OutputStream, text: str, dropped_bytes: int) -> None:
+        run, limits = self._context.run, self._context.start.limits
+        self._output_bytes += len(text.encode()) + dropped_bytes
+        self._logs.put(stream, text, dropped_bytes)
+        if self._output_bytes > limits.max_output_bytes:
+            detail = f"the agent printed more than {limits.max_output_bytes} bytes"
+            await run.feed(EndRequested(FailureCode.OUTPUT_LIMIT, detail))
+        elif text:
+            await run.feed(OutputSeen())
+
+    async def _engine_status(self) -> tuple[int, bool]:
+        context = self._context
+        try:
+            status = await context.engine.wait_container(
+                context.agent_container, timeout_ms=EXIT_WAIT_MS
+            )
+        except EngineNotFound as error:
+            raise StageFailed(
+                FailureCode.ENGINE_LOST, f"the agent's container is gone: {error}"
+            ) from error
+        return status.exit_code, status.oom_killed
+
+    def _is_plausible(self, claimed: Deadline) -> bool:
+        lease = self._context.run.state.lease
+        assert lease is not None
+        at_ms = {
+            Deadline.LEASE: lease.deadline_ms,
+            Deadline.HARD_WALL: lease.hard_wall_at_ms,
+            Deadline.IDLE: lease.idle_at_ms,
+        }[claimed]
+        now_ms = self._context.runner.clock.now_ms()
+        return at_ms is not None and now_ms >= at_ms - CLAIM_TOLERANCE_MS
+
+    def _lost(self, why: str) -> StageFailed:
+        tail = bytes(self._stderr_tail).decode("utf-8", "replace").strip()
+        said = f"; its last words: {tail[-500:]}" if tail else ""
+        return StageFailed(
+            FailureCode.SUPERVISOR_LOST,
+            f"cannot follow PID 1 of attempt {self._context.start.attempt_id}: {why}{said}",
+        )
+
+
+def _status_text(ended: ProcessEnded) -> str:
+    if ended.signal is not None:
+        return f"the agent was ended by signal {ended.signal}"
+    return f"the agent ended with exit code {ended.exit_code}"

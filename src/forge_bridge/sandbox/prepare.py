@@ -1,0 +1,63 @@
+"""Stage ``prepare``: redeem the secrets (B-60) and have the input commit."""
+
+from __future__ import annotations
+
+from forge_core.redaction import Masker
+
+from forge_bridge.sandbox.stage import StageContext, StageFailed
+from forge_core.backoff import Backoff
+from forge_core.errors import HubUnavailable, RetryableError
+from forge_core.wire.codes import EventType, FailureCode
+from forge_core.wire.events import SecretsRedeemed, Warning_
+from forge_core.wire.from_bridge import RedeemSecretGrant, SecretGrantAck
+
+
+async def prepare(context: StageContext) -> None:
+    """Secrets first: from here on they are masked in everything that leaves."""
+    await _redeem_secrets(context)
+    await context.runner.git.ensure_commit(context.start.repository, context.start.input_commit)
+
+
+async def _redeem_secrets(context: StageContext) -> None:
+    secrets: dict[str, str] = {}
+    for handle in context.start.secret_grants:
+        secrets.update(await _redeem(context, handle))
+    context.secrets = secrets
+    context.run.masker = Masker(secrets.values())
+    if not secrets:
+        return
+    await context.tell(EventType.SECRETS_REDEEMED, SecretsRedeemed(names=tuple(sorted(secrets))))
+    for name in sorted(n for n, value in secrets.items() if value in context.run.masker.refused):
+        detail = f"the secret {name} is too short to be masked in the output"
+        await context.tell(EventType.WARNING, Warning_(code="secret_not_maskable", detail=detail))
+
+
+async def _redeem(context: StageContext, handle: str) -> dict[str, str]:
+    """A handle works once, so only what was certainly not sent is tried again."""
+    start, identity = context.start, context.runner.identity
+    request = RedeemSecretGrant(
+        attempt_id=start.attempt_id,
+        fence=start.fence,
+        runner_instance_id=identity.runner_instance_id,
+        handle=handle,
+    )
+    backoff = Backoff()
+    while True:
+        try:
+            answer = await context.runner.hub.call(request, SecretGrantAck)
+        except HubUnavailable:
+            backoff = backoff.failed()
+            clock = context.runner.clock
+            await clock.sleep_until_ms(clock.now_ms() + backoff.delay_ms(clock.jitter()))
+            continue
+        except RetryableError as error:
+            raise StageFailed(
+                FailureCode.SECRET_GRANT_DENIED,
+                f"cannot redeem a secret grant: the hub's answer was lost ({error})",
+            ) from error
+        if not answer.accepted:
+            raise StageFailed(
+                FailureCode.SECRET_GRANT_DENIED,
+                f"cannot redeem a secret grant: the hub says {answer.reason or 'no'}",
+            )
+        return answer.secrets

@@ -1,0 +1,99 @@
+"""What every stage works with, and how a stage fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from forge_bridge.attempt_run import AttemptRun
+from forge_bridge.runner import Runner, SandboxSettings
+from forge_core.attempt_events import Happened, ResourceCreated, ResourceIntended
+from forge_core.errors import (
+    EngineOutOfDisk,
+    EngineTimedOut,
+    EngineUnreachable,
+    ForgeError,
+    RefusedError,
+)
+from forge_core.ports import Engine
+from forge_core.resources import ResourceVector
+from forge_core.sandbox_spec import ContainerSpec, container_request, read_back
+from forge_core.wire.base import WireModel
+from forge_core.wire.codes import EventType, FailureCode, ResourceKind
+from forge_core.wire.from_hub import Start
+
+
+class StageFailed(ForgeError):  # noqa: N818 - an outcome of the attempt, not an error of ours
+    """A stage cannot go on, and why, in the wire's words."""
+
+    def __init__(self, code: FailureCode, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+
+
+def failure_of(error: ForgeError) -> tuple[FailureCode, str]:
+    """The failure code of whatever ended a stage."""
+    match error:
+        case StageFailed():
+            return error.code, str(error)
+        case EngineUnreachable() | EngineTimedOut():
+            return FailureCode.ENGINE_LOST, str(error)
+        case EngineOutOfDisk():
+            return FailureCode.DISK_FULL, str(error)
+        case RefusedError(code=code) if code in set(FailureCode):
+            return FailureCode(code), str(error)
+        case _:
+            return FailureCode.INTERNAL_ERROR, str(error)
+
+
+@dataclass(slots=True)
+class StageContext:
+    """One dispatch on its way through the stages."""
+
+    run: AttemptRun
+    start: Start
+    resources: ResourceVector
+    engine: Engine
+    settings: SandboxSettings
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    image: str = ""
+    volume: str = ""
+    agent_container: str = ""
+
+    @property
+    def runner(self) -> Runner:
+        """The bridge that runs it."""
+        return self.run.runner
+
+    async def tell(self, event_type: EventType, payload: WireModel) -> None:
+        """A durable event."""
+        await self.run.feed(Happened(event_type, payload))
+
+    async def create_container(self, spec: ContainerSpec) -> str:
+        """Intent, effect, fact; then the engine's own view is compared with what was asked.
+
+        :raises StageFailed: the engine did not take over every hardening option.
+        """
+        request = container_request(spec, self.settings.hardening)
+        await self.run.feed(ResourceIntended(ResourceKind.CONTAINER, spec.name, spec.role))
+        container = await self.engine.create_container(spec.name, request)
+        await self.run.feed(
+            ResourceCreated(ResourceKind.CONTAINER, container, spec.name, spec.role)
+        )
+        faults = read_back(request, await self.engine.inspect_container(container))
+        if faults:
+            raise StageFailed(
+                FailureCode.INTERNAL_ERROR,
+                f"cannot contain {spec.role} of attempt {spec.owner.attempt_id}: the engine "
+                f"created it otherwise than asked: {'; '.join(faults)}"[:2000],
+            )
+        return container
+
+    async def create_volume(self, role: str) -> str:
+        """A named volume of this dispatch."""
+        owner = self.run.state.owner
+        name = owner.name(role)
+        await self.run.feed(ResourceIntended(ResourceKind.VOLUME, name, role))
+        volume = await self.engine.create_volume(name, owner.labels(role))
+        await self.run.feed(ResourceCreated(ResourceKind.VOLUME, volume, name, role))
+        return volume

@@ -1,0 +1,73 @@
+"""Stage ``workspace``: the agent's container with exactly the input commit in its volume."""
+
+from __future__ import annotations
+
+from forge_bridge.sandbox.stage import StageContext
+from forge_core.resources import ResourceVector
+from forge_core.sandbox_spec import (
+    SANDBOX_GID,
+    SANDBOX_UID,
+    WORKSPACE,
+    ContainerSpec,
+    VolumeMount,
+)
+from forge_core.wire.codes import EventType, ResourceKind
+from forge_core.wire.events import Inventory
+from forge_core.wire.limits import split_inventory
+from forge_core.wire.shapes import InventoryItem
+
+INTERPRETER = "/usr/bin/python3"
+"""Part of the tooling image's contract (docs/reference/tooling-image.md)."""
+
+
+async def fill_workspace(context: StageContext) -> None:
+    """Create the volume and the container, and unpack the commit before anything runs.
+
+    The engine unpacks the archive onto the volume of the created container: nothing of the
+    project runs for it, and no path of the host is mounted.
+    """
+    context.volume = await context.create_volume("workspace")
+    spec = agent_spec(context, context.volume)
+    context.agent_container = await context.create_container(spec)
+    start = context.start
+    archive = context.runner.git.workspace_archive(
+        start.repository, start.input_commit, uid=SANDBOX_UID, gid=SANDBOX_GID
+    )
+    await context.engine.put_archive(context.agent_container, WORKSPACE, archive)
+    await _tell_inventory(context, spec)
+
+
+def agent_spec(context: StageContext, volume: str) -> ContainerSpec:
+    """The agent's container; secrets and the agent's environment go in over stdin only."""
+    resources: ResourceVector = context.resources
+    return ContainerSpec(
+        owner=context.run.state.owner,
+        role="agent",
+        image=context.image,
+        argv=(INTERPRETER, "-I", "-S", "-c", context.settings.supervisor_source),
+        memory_bytes=resources.memory_bytes,
+        cpu_millis=resources.cpu_millis,
+        pids=resources.pids,
+        working_directory=WORKSPACE,
+        mounts=(VolumeMount(volume, WORKSPACE, read_only=False),),
+    )
+
+
+async def _tell_inventory(context: StageContext, spec: ContainerSpec) -> None:
+    created_at = context.runner.clock.utc()
+    container = InventoryItem(
+        kind=ResourceKind.CONTAINER,
+        id=context.agent_container,
+        name=spec.name,
+        role=spec.role,
+        created_at=created_at,
+    )
+    volume = InventoryItem(
+        kind=ResourceKind.VOLUME,
+        id=context.volume,
+        name=context.volume,
+        role="workspace",
+        created_at=created_at,
+    )
+    for part in split_inventory(Inventory(containers=(container,), volumes=(volume,))):
+        await context.tell(EventType.INVENTORY, part)

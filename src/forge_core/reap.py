@@ -1,0 +1,47 @@
+"""Whose is it? How a pass sorts what the engine lists (lifecycle.md, Start-up and reaping)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from forge_core.admission import Key, Reservation
+from forge_core.labels import Owner, is_ours
+from forge_core.ports import EngineResource
+from forge_core.wire.codes import ReservationState
+
+
+class Claim(StrEnum):
+    """What a pass may do with a resource."""
+
+    LIVE = "live"
+    """A dispatch of this instance uses it, or its own teardown is removing it: leave."""
+    ENDED = "ended"
+    """Of this instance, and its dispatch has ended: remove."""
+    OLD_INSTANCE = "old_instance"
+    """Of an earlier life of this runner: remove, never adopt (B-82)."""
+    FOREIGN = "foreign"
+    """Somebody else's: never touched."""
+    DISAGREES = "disagrees"
+    """Carries our labels under a name that we did not give: warn, never touch."""
+
+
+def claim_of(
+    resource: EngineResource,
+    *,
+    runner_id: str,
+    runner_instance_id: str,
+    reservations: Mapping[Key, Reservation],
+) -> tuple[Claim, Owner | None]:
+    """Sort one resource, and say whose it is when it is ours."""
+    owner = Owner.from_labels(resource.labels)
+    if owner is None or owner.runner_id != runner_id:
+        return Claim.FOREIGN, None
+    if not is_ours(resource.name, resource.labels):
+        return Claim.DISAGREES, None
+    if owner.runner_instance_id != runner_instance_id:
+        return Claim.OLD_INSTANCE, owner
+    reservation = reservations.get((owner.attempt_id, owner.fence))
+    if reservation is None or reservation.state is ReservationState.DEGRADED:
+        return Claim.ENDED, owner
+    return Claim.LIVE, owner
