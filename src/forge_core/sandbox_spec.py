@@ -1,7 +1,8 @@
 """From a typed spec to the engine's request: the whole hardening list in one pure function.
 
 sandbox.md, *Every container*.  The result is the body of ``POST /containers/create`` of the
-Engine API (1.41 and later); :func:`read_back` compares what the engine says it created with
+Engine API (1.41 and later);
+:mod:`forge_core.read_back` compares what the engine says it created with
 what was asked, because a request that was accepted is not a request that was obeyed.  An engine
 may also echo a limit that it does not enforce (rootless without cgroup delegation): only a look
 from inside a container shows that (:mod:`forge_bridge.doctor`).
@@ -288,103 +289,6 @@ def _host_config(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
         "Init": False,
         "OomKillDisable": False,
     }
-
-
-_SAME: Final = (
-    "AutoRemove",
-    "CapDrop",
-    "CgroupnsMode",
-    "CpuPeriod",
-    "CpuQuota",
-    "IpcMode",
-    "Memory",
-    "MemorySwap",
-    "NetworkMode",
-    "PidsLimit",
-    "Privileged",
-    "PublishAllPorts",
-    "ReadonlyRootfs",
-    "SecurityOpt",
-    "ShmSize",
-    "Tmpfs",
-)
-_ABSENT: Final = (
-    "Binds",
-    "CapAdd",
-    "DeviceCgroupRules",
-    "DeviceRequests",
-    "Devices",
-    "ExtraHosts",
-    "GroupAdd",
-    "Links",
-    "OomKillDisable",
-    "PidMode",
-    "PortBindings",
-    "Sysctls",
-    "UTSMode",
-    "UsernsMode",
-    "VolumesFrom",
-)
-
-
-def read_back(request: Mapping[str, Any], inspected: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the engine says it created differs from what was asked: one sentence each.
-
-    ``inspected`` is the engine's answer to an inspect of the created container.  Empty means
-    that every hardening option was taken over.
-    """
-    wanted, got = request["HostConfig"], inspected.get("HostConfig") or {}
-    faults = [
-        _fault(key, wanted[key], got.get(key)) for key in _SAME if got.get(key) != wanted[key]
-    ]
-    faults += [_fault(key, "none", got[key]) for key in _ABSENT if got.get(key)]
-    for key, name in (("LogConfig", "Type"), ("RestartPolicy", "Name")):
-        if (has := (got.get(key) or {}).get(name)) != wanted[key][name]:
-            faults.append(_fault(key, wanted[key][name], has))
-    limits = {(limit["Name"], limit["Soft"], limit["Hard"]) for limit in got.get("Ulimits") or ()}
-    missing = {(u["Name"], u["Soft"], u["Hard"]) for u in wanted["Ulimits"]} - limits
-    if missing:
-        faults.append(_fault("Ulimits", sorted(missing), sorted(limits)))
-    if not got.get("MaskedPaths") or not got.get("ReadonlyPaths"):
-        faults.append("MaskedPaths: the engine shows the container all of /proc and /sys")
-    return (*faults, *_config_faults(request, inspected), *_mount_faults(wanted, inspected))
-
-
-def _config_faults(request: Mapping[str, Any], inspected: Mapping[str, Any]) -> list[str]:
-    got = inspected.get("Config") or {}
-    keys = ("Entrypoint", "Hostname", "OpenStdin", "StdinOnce", "Tty", "User", "WorkingDir")
-    faults = [
-        _fault(key, request[key], got.get(key)) for key in keys if got.get(key) != request[key]
-    ]
-    if got.get("Cmd"):
-        faults.append(_fault("Cmd", "none", got["Cmd"]))
-    if bool(got.get("NetworkDisabled")) != request["NetworkDisabled"]:
-        faults.append(
-            _fault("NetworkDisabled", request["NetworkDisabled"], not request["NetworkDisabled"])
-        )
-    asked = {entry for entry in request["Env"] if "=" in entry}
-    for entry in got.get("Env") or ():
-        name = entry.partition("=")[0]
-        if entry not in asked and (name in BLANKED_VARIABLES or name.startswith("LD_")):
-            faults.append(_fault("Env", "none", name))
-    labels = got.get("Labels") or {}
-    if not request["Labels"].items() <= labels.items():
-        faults.append(_fault("Labels", request["Labels"], labels))
-    return faults
-
-
-def _mount_faults(wanted: Mapping[str, Any], inspected: Mapping[str, Any]) -> list[str]:
-    asked = {("volume", m["Source"], m["Target"], not m["ReadOnly"]) for m in wanted["Mounts"]}
-    has = {
-        (m.get("Type"), m.get("Name") or m.get("Source"), m.get("Destination"), bool(m.get("RW")))
-        for m in inspected.get("Mounts") or ()
-        if m.get("Type") != "tmpfs"
-    }
-    return [] if asked == has else [_fault("Mounts", sorted(asked), sorted(has, key=str))]
-
-
-def _fault(key: str, wanted: object, got: object) -> str:
-    return f"{key}: asked for {wanted!r}, the engine has {got!r}"
 
 
 def image_faults(inspected: Mapping[str, Any]) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ class DockerEngine:
         """Create under exactly this name; the id.  Never pulls.
 
         The engine's word is not evidence: compare :meth:`inspect_container` with the request
-        (:func:`forge_core.sandbox_spec.read_back`).
+        (:func:`forge_core.read_back.read_back`).
 
         :raises EngineNotFound: no such image.
         :raises EngineConflict: the name is taken.
