@@ -89,27 +89,33 @@ def _read(path: Path, variable: str) -> tuple[str, int]:
         raise _refused(
             variable, f"cannot open {path}: {error.strerror}", "name a readable file"
         ) from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise _refused(variable, f"{path} is not a regular file", "name a regular file")
-        if status.st_uid not in {0, os.geteuid()}:
-            raise _refused(
-                variable,
-                f"{path} belongs to another account (uid {status.st_uid})",
-                f"run chown {os.geteuid()} {path}",
-            )
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise _refused(
-                variable, f"{path} can be changed by other accounts", f"run chmod 600 {path}"
-            )
-        content = file.read(MAX_FILE_BYTES + 1)
+        _require_trusted(path, status, variable)
+        content = os.read(descriptor, MAX_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > MAX_FILE_BYTES:
         raise _refused(variable, f"{path} has more than {MAX_FILE_BYTES} bytes", "shorten it")
     try:
         return content.decode(), status.st_mode
     except UnicodeDecodeError:
         raise _refused(variable, f"{path} is not UTF-8 text", "save it as UTF-8") from None
+
+
+def _require_trusted(path: Path, status: os.stat_result, variable: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise _refused(variable, f"{path} is not a regular file", "name a regular file")
+    if status.st_uid not in {0, os.geteuid()}:
+        raise _refused(
+            variable,
+            f"{path} belongs to another account (uid {status.st_uid})",
+            f"run chown {os.geteuid()} {path}",
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _refused(
+            variable, f"{path} can be changed by other accounts", f"run chmod 600 {path}"
+        )
 
 
 def _require_private(path: Path, mode: int, variable: str) -> None:

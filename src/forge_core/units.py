@@ -26,7 +26,7 @@ MAX_BYTES: Final = 2**63 - 1
 MAX_DIGITS: Final = 19
 """No number up to 2^63-1 has more; longer ones are refused before they are converted."""
 
-_SIZE = re.compile(r"([0-9]+) ?([a-z]*)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+) ?([A-Za-z]*)")
 _MULTIPLIERS: Final[dict[str, int]] = {
     "b": 1,
     **{letter: 1024**n for n, letter in enumerate("kmgt", 1)},
