@@ -111,10 +111,11 @@ class TestBed:
         return cls(describe(), tuple(missing), done.stderr.strip() if done.returncode else "")
 
     def engine(self, name: str) -> Engine:
-        """One engine of it.
+        """One engine of it, as it is now: a test may have restarted its daemon.
 
         :raises BedCommandError: it could not be started; the message says why.
         """
+        self.status = describe()
         facts = self.status["engines"][name]
         if not facts["up"]:
             raise BedCommandError(self.problem or f"engine {name} is not up")

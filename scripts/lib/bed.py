@@ -38,6 +38,10 @@ ENGINES: Mapping[str, EngineSpec] = {
     "r26": EngineSpec("trixie", rootless=True),
     "r20": EngineSpec("bookworm", rootless=True),
 }
+SUITE_PACKAGE = {  # what docker.io needs besides, where a newer machine may lack it
+    "bookworm": "libdevmapper1.02.1",
+    "trixie": "docker-cli",
+}
 PARTS = (REGISTRY, *ENGINES)
 DEFAULT_PARTS = (REGISTRY, "d26", "r26", "d20")
 IMAGES = ("busybox", "tooling")
@@ -151,9 +155,7 @@ class Bed:
         suite = ENGINES[part].suite
         # runc and tini link against the C library: never newer than this machine's.
         runtime_suite = older_suite(suite, own_suite())
-        engine = ["docker.io", "containerd", "rootlesskit"]
-        if suite != "bookworm":
-            engine.append("docker-cli")  # a package of its own since trixie
+        engine = ("docker.io", "containerd", "rootlesskit", SUITE_PACKAGE[suite])
         return self._packages.unpack(
             [(package, suite) for package in engine]
             + [(package, runtime_suite) for package in ("runc", "tini")]

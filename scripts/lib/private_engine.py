@@ -131,8 +131,8 @@ class RootfulEngine:
 
     def _spawn(self, argv: Sequence[str], record: Path, log: Path) -> processes.Process:
         environment = {"PATH": binaries_path(self.prefix), "HOME": str(self.data)}
-        if self.prefix != Path("/") and (libraries := library_path(self.prefix)):
-            environment["LD_LIBRARY_PATH"] = libraries
+        if self.prefix != Path("/"):
+            environment["LD_LIBRARY_PATH"] = library_path(self.prefix)
         return processes.start(
             argv, record=record, log=log, environment=environment, prepare=self.prepare
         )

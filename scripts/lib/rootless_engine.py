@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lib import processes
-from lib.debian import binaries_path, run
+from lib.debian import binaries_path, library_path, run
 from lib.engine_api import EngineApi
 from lib.layout import BedError, say
 from lib.private_engine import READY_TIMEOUT_S, STOP_GRACE_S
@@ -79,35 +79,36 @@ class RootlessEngine:
         if self.is_up():
             return
         self.stop()  # half an engine: rootlesskit without dockerd, or shims without both
+        self._open_tun()
         self._make_user()
         self._make_folders()
-        if not os.access(TUN, os.F_OK):
+        argv = ["dockerd-rootless.sh", "--log-level", "warn"]
+        argv += ["--host", f"unix://{self.socket_path}"]
+        argv += ["--data-root", str(self._home / "docker"), *self.options]
+        prepare = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--init-groups"]
+        log = self.data.parent / f"{self.name}.log"
+        process = processes.start(
+            argv, record=self.record, log=log, environment=self._environment(), prepare=prepare
+        )
+        processes.wait_ready(f"engine {self.name}", self.api.answers, process, log, READY_TIMEOUT_S)
+
+    def _environment(self) -> dict[str, str]:
+        # HOME is where dockerd would look for a daemon.json: there is none.
+        script_folder = self._binaries / "usr/share/docker.io/contrib"
+        return {
+            "HOME": str(self._home),
+            "USER": self.user,
+            "XDG_RUNTIME_DIR": str(self._runtime),
+            "PATH": f"{script_folder}:{binaries_path(self._binaries)}",
+            "LD_LIBRARY_PATH": library_path(self._binaries),
+        }
+
+    def _open_tun(self) -> None:
+        if not TUN.exists():
             raise BedError(f"cannot start engine {self.name}: the kernel has no {TUN}")
         if TUN.stat().st_mode & 0o006 != 0o006:
             say(f"Opening {TUN} to ordinary users, as udev does by default")
             TUN.chmod(0o666)
-        log = self.data.parent / f"{self.name}.log"
-        runtime = self._runtime
-        argv = [
-            "dockerd-rootless.sh",
-            "--log-level",
-            "warn",
-            "--host",
-            f"unix://{self.socket_path}",
-        ]
-        argv += ["--data-root", str(self._home / "docker"), *self.options]
-        script_folder = self._binaries / "usr/share/docker.io/contrib"
-        environment = {
-            "HOME": str(self._home),
-            "USER": self.user,
-            "XDG_RUNTIME_DIR": str(runtime),
-            "PATH": f"{script_folder}:{binaries_path(self._binaries)}",
-        }
-        prepare = ["setpriv", f"--reuid={self.user}", f"--regid={self.user}", "--init-groups"]
-        process = processes.start(
-            argv, record=self.record, log=log, environment=environment, prepare=prepare
-        )
-        processes.wait_ready(f"engine {self.name}", self.api.answers, process, log, READY_TIMEOUT_S)
 
     def _make_user(self) -> None:
         if not user_exists(self.user):

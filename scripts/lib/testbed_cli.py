@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     :returns: exit status: 0 done, 1 a part could not be started or stopped, 2 wrong usage.
     """
     options = _parser().parse_args(arguments)
+    os.umask(0o022)  # the rootless engines' users must get to their files
     bed = Bed(Layout.from_environment())
     try:
         return int(options.command(bed, options))

@@ -12,7 +12,6 @@ API_VERSIONS = {"d26": "1.45", "r26": "1.45", "d20": "1.41", "r20": "1.41"}
 RELEASES = {"d26": "26.1.", "r26": "26.1.", "d20": "20.10.", "r20": "20.10."}
 
 
-@pytest.mark.requirement("B-23")
 def test_the_versions_are_the_supported_ones(engine: Engine) -> None:
     assert engine.api_version == API_VERSIONS[engine.name]
     assert engine.version.startswith(RELEASES[engine.name])
