@@ -94,32 +94,34 @@ class TestBed:
 
     __test__ = False
 
-    status: dict[str, Any]
-    started: tuple[str, ...]
+    started: tuple[str, ...] = ()
     problem: str = ""
 
     @classmethod
     def bring_up(cls, engines: Iterable[str]) -> TestBed:
         """Start what is not up; what was up before is not ours to stop."""
-        before = describe()
+        try:
+            before = describe()
+        except BedCommandError as error:
+            return cls(problem=str(error))
         missing = [name for name in engines if not before["engines"][name]["up"]]
         if not missing:
-            return cls(before, ())
+            return cls()
         if not before["registry"]["up"]:
             missing.insert(0, "registry")
         done = run_testbed("up", "--parts", ",".join(missing))
-        return cls(describe(), tuple(missing), done.stderr.strip() if done.returncode else "")
+        return cls(tuple(missing), done.stderr.strip() if done.returncode else "")
 
     def engine(self, name: str) -> Engine:
         """One engine of it, as it is now: a test may have restarted its daemon.
 
         :raises BedCommandError: it could not be started; the message says why.
         """
-        self.status = describe()
-        facts = self.status["engines"][name]
+        status = describe()
+        facts = status["engines"][name]
         if not facts["up"]:
             raise BedCommandError(self.problem or f"engine {name} is not up")
-        images = self.status["images"]
+        images = status["images"]
         return Engine(
             name=name,
             socket_path=Path(facts["socket"]),

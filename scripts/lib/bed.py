@@ -268,7 +268,7 @@ class Bed:
     def _references(self) -> dict[str, dict[str, str]]:
         try:
             references: dict[str, dict[str, str]] = json.loads(self._references_file.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         return references
 
