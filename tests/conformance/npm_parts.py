@@ -7,7 +7,10 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -18,24 +21,33 @@ def cache_root() -> Path:
     return Path(base) / "forge-bridge" / "conformance"
 
 
-def missing(what: str) -> None:
+def missing(what: str) -> NoReturn:
     """A part cannot be had: a failure in CI, a skip elsewhere."""
     if os.environ.get("CI") == "true":
         pytest.fail(what)
     pytest.skip(what)
 
 
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[bool]:
+    """Hold a cache folder alone; yields whether it is complete, and marks it so on success."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / ".complete"
+    with (folder / ".lock").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        yield mark.exists()
+        mark.touch()
+
+
 def installed(project: Path) -> Path:
     """Return a folder with the project's locked packages in its ``node_modules``."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
-        missing("node and npm are needed to run SignalR's JavaScript client")
+        missing("node and npm are needed to install the parts of the conformance tests")
     lock = project / "package-lock.json"
     folder = cache_root() / f"{project.name}-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        if not (folder / ".complete").exists():
+    with locked_folder(folder) as complete:
+        if not complete:
             for name in ("package.json", "package-lock.json"):
                 shutil.copy(project / name, folder / name)
             done = subprocess.run(
@@ -44,5 +56,4 @@ def installed(project: Path) -> Path:
             )  # fmt: skip
             if done.returncode != 0:
                 missing(f"npm could not install {project.name}: {done.stderr[-2000:]}")
-            (folder / ".complete").touch()
     return folder
