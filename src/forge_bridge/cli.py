@@ -87,6 +87,16 @@ def _state_root(context: typer.Context, settings_file: Path | None) -> Path:
     return _load(context, settings_file).settings.sandbox_state_root
 
 
+def _writable_state_root(context: typer.Context, settings_file: Path | None) -> Path:
+    from forge_bridge.settings import make_default_parents
+    from forge_bridge.state_root.directory import prepare_root
+
+    loaded = _load(context, settings_file)
+    make_default_parents(loaded)
+    prepare_root(loaded.settings.sandbox_state_root)
+    return loaded.settings.sandbox_state_root
+
+
 @app.command()
 @reported
 def run(context: typer.Context, settings_file: SettingsFile = None) -> None:
@@ -98,10 +108,11 @@ def run(context: typer.Context, settings_file: SettingsFile = None) -> None:
     the lock.
     """
     from forge_bridge.app import run_bridge
-    from forge_bridge.settings import require_to_run
+    from forge_bridge.settings import make_default_parents, require_to_run
 
     loaded = _load(context, settings_file)
     require_to_run(loaded.settings)
+    make_default_parents(loaded)
     for warning in loaded.warnings:
         complain(f"warning: {warning}")
     raise typer.Exit(run_bridge(loaded.settings))
@@ -185,7 +196,7 @@ def add_repo(
     """
     from forge_bridge.repositories import add_repository, list_repositories
 
-    state_root = _state_root(context, settings_file)
+    state_root = _writable_state_root(context, settings_file)
     changed = add_repository(state_root, name, path)
     where = list_repositories(state_root).get(name)
     say(f"{'added' if changed else 'already there:'} {name} {where}")
@@ -218,7 +229,7 @@ def remove_repo(
     """
     from forge_bridge.repositories import remove_repository
 
-    changed = remove_repository(_state_root(context, settings_file), name)
+    changed = remove_repository(_writable_state_root(context, settings_file), name)
     say(f"{'removed' if changed else 'was not there:'} {name}")
 
 

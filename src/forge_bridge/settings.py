@@ -24,6 +24,7 @@ from forge_bridge.settings_rules import (
 )
 from forge_bridge.settings_table import BridgeSettings, LogFormat, LogLevel
 from forge_bridge.settings_types import NotAcceptedError, parse_token
+from forge_edges.durable_file import disk_errors
 
 __all__ = [
     "BridgeSettings",
@@ -35,6 +36,7 @@ __all__ = [
     "Problem",
     "default_bridge_service_config",
     "load_settings",
+    "make_default_parents",
     "read_api_token",
     "require_to_run",
 ]
@@ -123,6 +125,21 @@ def require_to_run(settings: BridgeSettings) -> None:
     )
     if missing:
         raise ConfigurationError(missing)
+
+
+def make_default_parents(loaded: LoadedSettings) -> None:
+    """Make the directories above a state root that nobody chose (XDG basedir spec 0.8, mode 0700).
+
+    Above one that somebody chose nothing is made: a mistyped path must not become a directory.
+
+    :raises RefusedError: code ``path_refused``; they cannot be made.
+    """
+    state_root = loaded.settings.sandbox_state_root
+    if loaded.origins["FORGE_SANDBOX_STATE_ROOT"] is Origin.DEFAULT:
+        with disk_errors("make", state_root.parent):
+            for directory in reversed(state_root.parents):
+                if not directory.exists():
+                    directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def read_api_token(settings: BridgeSettings) -> SecretStr | None:

@@ -40,7 +40,10 @@ def reported(command: Callable[P, T]) -> Callable[P, T]:
         except RefusedError as error:
             fail(str(error), _EXIT_CODES.get(error.code, EXIT_FAILURE))
         except ForgeError as error:
-            fail(str(error), EXIT_FAILURE)
+            from forge_bridge.state_root.locks import EngineLockHeld
+
+            held = isinstance(error, EngineLockHeld)
+            fail(str(error), EXIT_TEMPORARY if held else EXIT_FAILURE)
 
     return run
 
