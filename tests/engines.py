@@ -110,7 +110,11 @@ class TestBed:
         if not before["registry"]["up"]:
             missing.insert(0, "registry")
         done = run_testbed("up", "--parts", ",".join(missing))
-        return cls(tuple(missing), done.stderr.strip() if done.returncode else "")
+        if done.returncode == 0:
+            return cls(tuple(missing))
+        after = describe()
+        states = {"registry": after["registry"], **after["engines"]}
+        return cls(tuple(part for part in missing if states[part]["up"]), done.stderr.strip())
 
     def engine(self, name: str) -> Engine:
         """One engine of it, as it is now: a test may have restarted its daemon.

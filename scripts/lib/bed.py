@@ -184,7 +184,11 @@ class Bed:
         if not ENGINES[part].rootless and not _netns(name).exists():
             run(["ip", "netns", "add", name])
             run(["ip", "-netns", name, "link", "set", "lo", "up"])
-        self._engine(part, prefix).start()
+        try:
+            self._engine(part, prefix).start()
+        except (BedError, OSError):
+            self._stop(part)
+            raise
 
     def _stop(self, part: str) -> None:
         if (process := processes.recorded(self._registry_record(part))) is not None:

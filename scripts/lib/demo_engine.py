@@ -42,7 +42,11 @@ def up(layout: Layout) -> dict[str, str]:
         if not engine.is_up():
             engine = _engine(layout, _binaries(packages))
             say("Starting a private Docker engine")
-            engine.start()
+            try:
+                engine.start()
+            except (BedError, OSError):
+                engine.stop()
+                raise
         image = pack("tooling", packages, layout.cache)
         image_id = ensure_image(engine.api, image)
         version = engine.api.get("/version")

@@ -161,3 +161,4 @@ def test_a_part_that_cannot_start_says_why_and_the_others_start(bed: OwnBed) -> 
     assert engines["d26"]["up"]
     assert not engines["d20"]["up"]
     assert "d20" in engines["d20"]["error"]
+    assert not (bed.run_folder / "d20").exists()
