@@ -107,7 +107,6 @@ def run(context: typer.Context, settings_file: SettingsFile = None) -> None:
     Exit status: 0 stopped in order, 1 failed, 2 settings cannot be used, 75 another bridge holds
     the lock.
     """
-    from forge_bridge.app import run_bridge
     from forge_bridge.settings import make_default_parents, require_to_run
 
     loaded = _load(context, settings_file)
@@ -115,6 +114,8 @@ def run(context: typer.Context, settings_file: SettingsFile = None) -> None:
     make_default_parents(loaded)
     for warning in loaded.warnings:
         complain(f"warning: {warning}")
+    from forge_bridge.app import run_bridge
+
     raise typer.Exit(run_bridge(loaded.settings))
 
 

@@ -1,0 +1,182 @@
+"""The registry of repositories: names, paths, durability, many writers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge_bridge.repositories import (
+    REGISTRY_FILE,
+    add_repository,
+    list_repositories,
+    remove_repository,
+)
+from forge_core.errors import RefusedError
+
+pytestmark = pytest.mark.requirement("B-40")
+
+
+def git(*arguments: str, cwd: Path | None = None) -> None:
+    """Run git with the identity of nobody in particular."""
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | {
+        f"GIT_{who}_{what}": value
+        for who in ("AUTHOR", "COMMITTER")
+        for what, value in (("NAME", "a"), ("EMAIL", "a@example.org"))
+    }
+    subprocess.run(["git", *arguments], cwd=cwd, env=environment, check=True, timeout=60)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    path = tmp_path / "clone"
+    git("init", "-q", "-b", "main", str(path))
+    git("commit", "-q", "--allow-empty", "-m", "first", cwd=path)
+    return path
+
+
+@pytest.fixture
+def state_root(tmp_path: Path) -> Path:
+    path = tmp_path / "state"
+    path.mkdir(mode=0o700)
+    return path
+
+
+def test_clones_bare_repositories_and_work_trees_are_served(
+    tmp_path: Path, clone: Path, state_root: Path
+) -> None:
+    git("clone", "-q", "--bare", str(clone), str(tmp_path / "bare.git"))
+    git("worktree", "add", "-q", str(tmp_path / "tree"), cwd=clone)
+    (tmp_path / "link").symlink_to(clone)
+    assert add_repository(state_root, "clone", clone)
+    assert add_repository(state_root, "bare", tmp_path / "bare.git")
+    assert add_repository(state_root, "tree", tmp_path / "tree")
+    assert add_repository(state_root, "link", tmp_path / "link")
+    assert list_repositories(state_root) == {
+        "bare": tmp_path / "bare.git",
+        "clone": clone,
+        "link": clone,
+        "tree": tmp_path / "tree",
+    }
+    assert (state_root / REGISTRY_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_adding_and_removing_twice_changes_nothing(clone: Path, state_root: Path) -> None:
+    assert add_repository(state_root, "a", clone)
+    before = (state_root / REGISTRY_FILE).stat()
+    assert not add_repository(state_root, "a", clone)
+    assert (state_root / REGISTRY_FILE).stat().st_ino == before.st_ino
+    assert remove_repository(state_root, "a")
+    assert not remove_repository(state_root, "a")
+    assert (clone / ".git").is_dir()
+
+
+def test_a_name_is_never_moved_to_another_path(
+    tmp_path: Path, clone: Path, state_root: Path
+) -> None:
+    git("init", "-q", str(tmp_path / "other"))
+    add_repository(state_root, "a", clone)
+    with pytest.raises(RefusedError, match=r"already names .*remove-repo a") as refused:
+        add_repository(state_root, "a", tmp_path / "other")
+    assert refused.value.field == "name"
+    assert list_repositories(state_root) == {"a": clone}
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../a", "a/b", "-a", ".a", "a b", "a\n", "ä", "a.git", "a" * 129]
+)
+def test_names_that_could_be_something_else_are_refused(
+    name: str, clone: Path, state_root: Path
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        add_repository(state_root, name, clone)
+    assert (refused.value.code, refused.value.field) == ("malformed", "name")
+    assert list_repositories(state_root) == {}
+
+
+def test_what_is_no_repository_is_refused(tmp_path: Path, state_root: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "pointer").mkdir()
+    (tmp_path / "pointer/.git").write_text("gitdir: /nowhere\n")
+    for name in ("empty", "file", "pointer", "missing"):
+        with pytest.raises(RefusedError, match=f"cannot add {tmp_path}/{name}") as refused:
+            add_repository(state_root, "a", tmp_path / name)
+        assert (refused.value.code, refused.value.field) == ("not_a_repository", "path")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+def test_a_repository_that_this_account_cannot_read_is_refused(
+    tmp_path: Path, clone: Path, state_root: Path
+) -> None:
+    for directory in (tmp_path, *(p for p in tmp_path.parents if str(p).startswith("/tmp/"))):
+        directory.chmod(0o755)
+    (clone / ".git/objects").chmod(0o700)
+    (clone / ".git").chmod(0o755)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresuid(65534, 65534, 65534)
+            add_repository(state_root, "a", clone)
+            os.write(write, b"accepted")
+        except RefusedError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        text = answer.read().decode()
+    os.waitpid(pid, 0)
+    assert "this account cannot read" in text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 64,
+        b"[]",
+        b"{}",
+        b'{"repositories": {"../x": "/a"}}',
+        b'{"repositories": {"a": "relative"}}',
+        b'{"repositories": {"a": 1}}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_registry_is_named_and_left_alone(
+    content: bytes, clone: Path, state_root: Path
+) -> None:
+    (state_root / REGISTRY_FILE).write_bytes(content)
+    for change in (
+        lambda: list_repositories(state_root),
+        lambda: add_repository(state_root, "a", clone),
+        lambda: remove_repository(state_root, "a"),
+    ):
+        with pytest.raises(RefusedError, match=str(state_root / REGISTRY_FILE)):
+            change()
+    assert (state_root / REGISTRY_FILE).read_bytes() == content
+
+
+def test_writers_at_the_same_time_lose_nothing(clone: Path, state_root: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; "
+        "from forge_bridge.repositories import add_repository; "
+        "[add_repository(Path(sys.argv[1]), f'{sys.argv[3]}-{n}', Path(sys.argv[2]))"
+        " for n in range(10)]"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", script, str(state_root), str(clone), name])
+        for name in ("x", "y", "z")
+    ]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
+    assert len(list_repositories(state_root)) == 30
+    assert json.loads((state_root / REGISTRY_FILE).read_text())["version"] == 1
+    assert sorted(p.name for p in state_root.iterdir()) == [
+        "repositories.json",
+        "repositories.lock",
+    ]
