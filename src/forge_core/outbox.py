@@ -225,8 +225,12 @@ class Outbox:
         self._land(message_id)
         self._drop(message_id)
 
+    def lost(self, message_id: str) -> None:
+        """Sent, outcome unknown: it goes again when its turn comes."""
+        self._queue(self._land(message_id))
+
     def failed(self, message_id: str, now_ms: int, jitter: float) -> bool:
-        """The hub answered with an error, or not at all although the connection holds.
+        """The hub answered with an error, which is no acknowledgement.
 
         :param jitter: uniform in [0, 1).
         :returns: whether the entry is to be set aside; it is gone from here then.
@@ -242,9 +246,9 @@ class Outbox:
         return False
 
     def connection_lost(self) -> None:
-        """Whatever was in flight goes again, at once on the next connection."""
+        """Whatever is in flight is lost."""
         for message_id in tuple(self._in_flight):
-            self._queue(self._land(message_id))
+            self.lost(message_id)
 
     def take_superfluous(self) -> tuple[Entry, ...]:
         """Entries that others have replaced since the last call: their files can go."""
