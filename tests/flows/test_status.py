@@ -130,15 +130,17 @@ def test_the_command_says_how_it_is(tmp_path: Path, process: subprocess.Popen[by
     assert rows["disk"] == "93 % used, 5 GiB free, offers refused"
     assert rows["att-1"].split() == ["7", "degraded"]
     assert "endpoint e9" in text
-    write_status(tmp_path, status_of(process.pid, age_ms=3_700_000))
+    write_status(tmp_path, status_of(process.pid, age_ms=61_500))
     code, text = shown(tmp_path)
     assert code == 1
-    assert text.startswith(f"stale: process {process.pid} is there and has told nothing for 1 h 1")
+    assert text.startswith(
+        f"stale: process {process.pid} is there and has told nothing for 1 min 1 s"
+    )
     process.kill()
     process.wait()
     code, text = shown(tmp_path)
     assert code == 3
-    assert text.startswith(f"not running: process {process.pid} is gone. What it told last, 1 h 1")
+    assert text.startswith(f"not running: process {process.pid} is gone. What it told last, 1 min ")
 
 
 def test_programs_get_the_same_as_json(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
