@@ -76,6 +76,9 @@ class Ledgers(Protocol):
 class Repositories(Protocol):
     """The repositories that the operator registered (B-40)."""
 
+    async def refresh(self) -> None:
+        """Read the registry again; what cannot be read leaves the last known state."""
+
     def paths(self) -> Mapping[str, str]: ...
 
 

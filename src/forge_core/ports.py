@@ -225,3 +225,27 @@ class Disk(Protocol):
     """The disk that admission watches (B-25)."""
 
     async def usage(self) -> DiskUsage: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostResult:
+    """How a host command ended; ``output`` is stdout and stderr as they came."""
+
+    exit_code: int | None
+    output: bytes
+    truncated: bool
+    timed_out: bool
+
+
+class HostCommands(Protocol):
+    """Runs one command as the service account and leaves no process behind."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        directory: str,
+        environment: Mapping[str, str],
+        timeout_ms: int,
+        max_output_bytes: int,
+    ) -> HostResult: ...

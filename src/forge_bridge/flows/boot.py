@@ -6,8 +6,7 @@ are removed, and what could not be removed keeps its capacity before any is adve
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
@@ -19,29 +18,32 @@ from forge_bridge.runner import Runner
 from forge_core.attempt import Attempt, Phase
 from forge_core.attempt_events import EndRequested, StagesEnded
 from forge_core.errors import RefusedError
+from forge_core.ledger import LedgerContents
 from forge_core.ports import Engine, Ledger
-from forge_core.ready import Record, messages_of
+from forge_core.ready import Record, RecordKind, messages_of
 from forge_core.recovery import restore
 from forge_core.wire.codes import CleanupTrigger, FailureCode
 
 logger = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class OldLedger:
+class StoredLedger(Protocol):
     """A ledger that an earlier life of the bridge left."""
 
-    name: str
-    records: tuple[Record, ...]
-    ledger: Ledger
-    suspect: str | None = None
+    @property
+    def attempt_id(self) -> str: ...
+    @property
+    def fence(self) -> int: ...
+    @property
+    def contents(self) -> LedgerContents: ...
 
 
 class OldLedgers(Protocol):
     """What is under ``attempts/`` at start."""
 
-    def read_all(self) -> AsyncIterator[OldLedger]: ...
-    async def set_aside(self, name: str) -> None: ...
+    async def read_all(self) -> Sequence[StoredLedger]: ...
+    async def reopen(self, attempt_id: str, fence: int) -> Ledger: ...
+    async def mark_suspect(self, attempt_id: str, fence: int) -> None: ...
 
 
 async def recover(runner: Runner, engine: Engine, reaper: Reaper, ledgers: OldLedgers) -> None:
@@ -49,22 +51,32 @@ async def recover(runner: Runner, engine: Engine, reaper: Reaper, ledgers: OldLe
 
     :raises DiskUnusable: the state root cannot be written; the bridge must not start.
     """
-    async for old in ledgers.read_all():
+    for old in await ledgers.read_all():
+        key = (old.attempt_id, old.fence)
         try:
-            if old.suspect is not None:
-                raise RefusedError(old.suspect, code="ledger_suspect")
-            attempt, resources = restore(old.records)
+            records = _believed(old.contents)
+            attempt, resources = restore(records)
+            ledger = await ledgers.reopen(*key)
         except RefusedError as error:
             # Its dispatch counts as unknown: the pass below removes whatever carries its labels.
-            logger.error("a ledger is suspect and was set aside", ledger=old.name, why=str(error))
-            await ledgers.set_aside(old.name)
+            logger.error("a ledger is suspect and was set aside", dispatch=key, why=str(error))
+            await ledgers.mark_suspect(*key)
             continue
         runner.admission.hold_degraded(attempt.key, resources)
-        run = AttemptRun(runner, attempt, old.ledger)
-        run.records.extend(old.records)
+        run = AttemptRun(runner, attempt, ledger)
+        run.records.extend(records)
         runner.attempts[attempt.key] = run
         await _finish(runner, run, engine)
     await reaper.run_pass(CleanupTrigger.STARTUP)
+
+
+def _believed(contents: LedgerContents) -> tuple[Record, ...]:
+    if contents.suspect is not None:
+        raise RefusedError(contents.suspect, code="ledger_suspect")
+    try:
+        return tuple(Record(RecordKind(line.kind), line.data) for line in contents.records)
+    except ValueError as error:
+        raise RefusedError(f"a record of unknown kind: {error}", code="ledger_suspect") from error
 
 
 async def _finish(runner: Runner, run: AttemptRun, engine: Engine) -> None:

@@ -34,7 +34,7 @@ async def beat(runner: Runner, interval_ms: int) -> None:
         except ForgeError as error:
             logger.warning("cannot deliver a heartbeat", error=str(error))
         await until(clock, sent_at_ms + interval_ms, changed)
-        await clock.sleep_until_ms(min(clock.now_ms(), sent_at_ms) + CHANGE_DELAY_MS)
+        await clock.sleep_until_ms(sent_at_ms + CHANGE_DELAY_MS)
 
 
 def heartbeat(runner: Runner, sequence: int) -> Heartbeat:

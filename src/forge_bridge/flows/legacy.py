@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
-
 import anyio
 import structlog
 
 from forge_bridge.runner import Runner
 from forge_core.errors import DiskUnusable, ForgeError
+from forge_core.ports import HostCommands, HostResult
 from forge_core.ready import Message
 from forge_core.wire.from_bridge import SubmitLegacyResult
 from forge_core.wire.from_hub import Dispatch
@@ -20,30 +17,6 @@ logger = structlog.get_logger(__name__)
 
 MAX_OUTPUT_BYTES = MAX_MESSAGE_BYTES - 6_000
 MAX_ERROR_BYTES = 2_000
-
-
-@dataclass(frozen=True, slots=True)
-class HostResult:
-    """How a host command ended; ``output`` is stdout and stderr as they came."""
-
-    exit_code: int | None
-    output: bytes
-    truncated: bool
-    timed_out: bool
-
-
-class HostCommands(Protocol):
-    """Runs one command as the service account and leaves no process behind."""
-
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        directory: str,
-        environment: Mapping[str, str],
-        timeout_ms: int,
-        max_output_bytes: int,
-    ) -> HostResult: ...
 
 
 class LegacyDispatches:

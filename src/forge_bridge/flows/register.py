@@ -16,6 +16,7 @@ async def register(runner: Runner, connection: BridgeConnection) -> int:
 
     :raises RefusedError: the hub does not accept this runner; the text says why.
     """
+    await runner.repositories.refresh()
     identity = runner.identity
     request = RegisterRunner(
         protocol_version=PROTOCOL_VERSION,

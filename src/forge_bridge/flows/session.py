@@ -23,6 +23,7 @@ from forge_bridge.flows.reap import Reaper, handle_reap
 from forge_bridge.flows.reconcile import reconcile
 from forge_bridge.flows.register import register
 from forge_bridge.flows.renew import handle_lease_update
+from forge_bridge.flows.replay import Invoke
 from forge_bridge.flows.settings import apply_settings
 from forge_bridge.flows.start import handle_malformed_start, handle_start
 from forge_bridge.groups import first_error
@@ -58,7 +59,7 @@ class ConnectionFactory(Protocol):
 class Replay(Protocol):
     """Sends what the outbox holds, for the lifetime of one connection."""
 
-    async def run(self, connection: BridgeConnection) -> None: ...
+    async def run(self, invoke: Invoke) -> None: ...
 
 
 @dataclass(slots=True)
@@ -124,7 +125,7 @@ class Session:
                 interval_ms = await register(runner, connection)
                 runner.hub.online(connection)
                 await reconcile(runner, connection, self.missed)
-                tasks.start_soon(self.replay.run, connection)
+                tasks.start_soon(self.replay.run, connection.invoke)
                 tasks.start_soon(beat, runner, interval_ms)
                 tasks.start_soon(_set_when, stop, closed)
                 self.phase, self.last_error = ConnectionPhase.ONLINE, None

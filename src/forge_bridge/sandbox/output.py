@@ -7,44 +7,34 @@ it waits on its stdin until the agent is gone.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import anyio
 
 from forge_bridge.sandbox.stage import StageContext, StageFailed
 from forge_bridge.sandbox.workspace import INTERPRETER
 from forge_core.attempt_events import Happened, OutputAccepted
+from forge_core.output_exchange import (
+    MAX_REPLY_LINE_BYTES,
+    HelperReply,
+    attempt_ref,
+    helper_request,
+    parse_helper_reply,
+)
 from forge_core.ports import Attachment, ImportedOutput
 from forge_core.sandbox_spec import WORKSPACE, ContainerSpec, VolumeMount
 from forge_core.wire.codes import EventType, FailureCode
 from forge_core.wire.events import Warning_
 
-MAX_ANSWER_BYTES: Final = 65_536
+MAX_COMPLAINT_BYTES: Final = 4_096
 MAX_OUTPUT_FILES: Final = 100_000
 MAX_OUTPUT_BYTES: Final = 1 << 30
 HELPER_MEMORY_BYTES: Final = 512 * 2**20
 HELPER_PIDS: Final = 64
-AUTHOR: Final = {"name": "forge", "email": "forge@localhost"}
-
-
-def attempt_ref(attempt_id: str, fence: int) -> str:
-    """The ref of a result commit; it never contains an id as it came (protocol.md, Ids)."""
-    digest = hashlib.sha256(attempt_id.encode()).hexdigest()[:32]
-    return f"refs/forge/attempts/{digest}/{fence}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What the helper claims before any bundle."""
-
-    result_commit: str | None
-    files: int
-    size_bytes: int
-    warnings: tuple[str, ...]
+AUTHOR_NAME: Final = "forge"
+AUTHOR_EMAIL: Final = "forge@localhost"
+STDOUT: Final = 1
 
 
 class OutputCollector:
@@ -53,7 +43,6 @@ class OutputCollector:
     def __init__(self, context: StageContext) -> None:
         self._context = context
         self._agent_gone = anyio.Event()
-        self._rest = b""
 
     def agent_is_gone(self) -> None:
         """Only now may the workspace be read."""
@@ -99,74 +88,61 @@ class OutputCollector:
     async def _collect(self, stream: Attachment, listing: bytes) -> ImportedOutput:
         context, start = self._context, self._context.start
         ref = attempt_ref(start.attempt_id, start.fence)
-        await stream.send(json.dumps(self._request(ref, listing)).encode() + b"\n" + listing)
-        answer = await self._read_answer(stream)
-        for detail in answer.warnings:
+        request = helper_request(
+            listing,
+            input_commit=start.input_commit,
+            ref=ref,
+            author_name=AUTHOR_NAME,
+            author_email=AUTHOR_EMAIL,
+            date_seconds=context.runner.clock.unix_seconds(),
+            message=f"Result of attempt {start.attempt_id}",
+            max_bytes=MAX_OUTPUT_BYTES,
+            max_files=MAX_OUTPUT_FILES,
+        )
+        await stream.send(request)
+        reply, rest = await _read_reply(stream)
+        if reply.refused is not None:
+            raise _invalid(f"cannot take the output: {reply.refused}")
+        for detail in reply.warnings:
             warning = Warning_(code="output", detail=context.run.masker.mask(detail))
             await context.run.feed(Happened(EventType.WARNING, warning))
-        if answer.result_commit is None:
+        if reply.result_commit is None:
             return ImportedOutput(None, 0, 0)
         return await context.runner.git.import_bundle(
             start.repository,
-            self._bundle(stream),
+            _bundle(rest, stream),
             input_commit=start.input_commit,
             bundle_ref=ref,
-            claimed_commit=answer.result_commit,
+            claimed_commit=reply.result_commit,
             target_ref=ref,
         )
 
-    def _request(self, ref: str, listing: bytes) -> dict[str, Any]:
-        start = self._context.start
-        return {
-            "inputCommit": start.input_commit,
-            "ref": ref,
-            "author": AUTHOR,
-            "date": self._context.runner.clock.unix_seconds(),
-            "message": f"Result of attempt {start.attempt_id}",
-            "maxFiles": MAX_OUTPUT_FILES,
-            "maxBytes": MAX_OUTPUT_BYTES,
-            "listingBytes": len(listing),
-        }
 
-    async def _read_answer(self, stream: Attachment) -> _Answer:
-        buffer, complaint = bytearray(), bytearray()
-        while b"\n" not in buffer:
-            piece = await stream.receive()
-            if piece is None or len(buffer) > MAX_ANSWER_BYTES:
-                said = complaint.decode("utf-8", "replace").strip()[-500:]
-                raise _invalid(f"cannot take the output: the helper gave no answer; {said}")
-            channel, data = piece
-            if channel == 1:
-                buffer += data
-            else:
-                complaint = (complaint + data)[-MAX_ANSWER_BYTES:]
-        line, _, self._rest = bytes(buffer).partition(b"\n")
-        return _parse_answer(line)
-
-    async def _bundle(self, stream: Attachment) -> AsyncIterator[bytes]:
-        """The rest of the helper's stdout; the importer bounds it."""
-        if self._rest:
-            yield self._rest
-        while (piece := await stream.receive()) is not None:
-            channel, data = piece
-            if channel == 1:
-                yield data
+async def _read_reply(stream: Attachment) -> tuple[HelperReply, bytes]:
+    """The helper's first line, and what came with it of the bundle."""
+    buffer, complaint = bytearray(), bytearray()
+    while b"\n" not in buffer:
+        piece = await stream.receive()
+        if piece is None or len(buffer) > MAX_REPLY_LINE_BYTES:
+            said = complaint.decode("utf-8", "replace").strip()[-500:]
+            raise _invalid(f"cannot take the output: the helper gave no answer; {said}")
+        channel, data = piece
+        if channel == STDOUT:
+            buffer += data
+        else:
+            complaint = (complaint + data)[-MAX_COMPLAINT_BYTES:]
+    line, _, rest = bytes(buffer).partition(b"\n")
+    return parse_helper_reply(line), rest
 
 
-def _parse_answer(line: bytes) -> _Answer:
-    try:
-        value = json.loads(line)
-        refused = value.get("refused")
-        if isinstance(refused, dict):
-            rule, detail = str(refused.get("rule"))[:64], str(refused.get("detail"))[:500]
-            raise _invalid(f"cannot take the output: {rule}: {detail}")
-        commit, warnings = value["resultCommit"], value.get("warnings", [])
-        if commit is not None and not isinstance(commit, str):
-            raise TypeError
-        texts = tuple(str(text)[:500] for text in list(warnings)[:20])
-        return _Answer(commit, int(value["files"]), int(value["bytes"]), texts)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise _invalid("cannot take the output: the helper's answer makes no sense") from None
+async def _bundle(rest: bytes, stream: Attachment) -> AsyncIterator[bytes]:
+    """The rest of the helper's stdout; the importer bounds it."""
+    if rest:
+        yield rest
+    while (piece := await stream.receive()) is not None:
+        channel, data = piece
+        if channel == STDOUT:
+            yield data
 
 
 def _invalid(detail: str) -> StageFailed:

@@ -16,8 +16,9 @@ from forge_core.errors import (
     RefusedError,
 )
 from forge_core.ports import Engine
+from forge_core.read_back import read_back
 from forge_core.resources import ResourceVector
-from forge_core.sandbox_spec import ContainerSpec, container_request, read_back
+from forge_core.sandbox_spec import ContainerSpec, container_request
 from forge_core.wire.base import WireModel
 from forge_core.wire.codes import EventType, FailureCode, ResourceKind
 from forge_core.wire.from_hub import Start

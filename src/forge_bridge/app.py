@@ -1,0 +1,316 @@
+"""The only wiring: builds the edges, hands them to the flows, owns every task.
+
+::
+
+    open state root ─▶ engine ─▶ lock ─▶ preflight ─▶ recover ─▶ connect … ─▶ stop ─▶ close
+
+:func:`run_bridge` is what the command line calls; :class:`BridgeService` is the same without
+signals, for programs that embed a bridge (B-01).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.abc
+import structlog
+from forge_core.redaction import Masker
+from forge_edges.host_commands import ProcessHostCommands
+from pydantic import SecretStr
+
+from forge_bridge import __version__
+from forge_bridge.doctor import Preflight, preflight
+from forge_bridge.flows import boot, disk, status
+from forge_bridge.flows.legacy import LegacyDispatches
+from forge_bridge.flows.offer import watch_reservations
+from forge_bridge.flows.reap import Reaper
+from forge_bridge.flows.replay import Replay
+from forge_bridge.flows.session import ConnectionFactory, Session
+from forge_bridge.flows.stop import stop as stop_in_order
+from forge_bridge.logs import configure_logging
+from forge_bridge.perform import FaultPoint, no_faults
+from forge_bridge.repositories import list_repositories
+from forge_bridge.runner import Identity, Runner, SandboxSettings
+from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
+from forge_bridge.state_root import StateRoot
+from forge_core.admission import DiskPressure
+from forge_core.errors import EngineTimedOut, EngineUnreachable, ForgeError
+from forge_core.resources import ResourceCapacity
+from forge_core.sandbox_spec import Hardening
+from forge_edges.clock import SystemClock
+from forge_edges.disk import FileSystemDisk
+from forge_edges.docker_context import resolve_endpoint
+from forge_edges.docker_engine import DockerEngine
+from forge_edges.git_stores import GitStores
+from forge_edges.hub_url import resolve_bridge_runner_hub_url
+from forge_edges.signalr import SignalRConnectionFactory
+from forge_edges.signalr_settings import SignalRSettings
+
+logger = structlog.get_logger(__name__)
+
+ENGINE_RETRY_MS: Final = 2_000
+SUPERVISOR: Final = Path(__file__).parents[1] / "forge_supervisor"
+
+
+class RegisteredRepositories:
+    """What ``add-repo`` registered, as of the last registration with the hub."""
+
+    def __init__(self, state_root: Path) -> None:
+        self._state_root = state_root
+        self.clones: dict[str, Path] = {}
+
+    async def refresh(self) -> None:
+        """Read the registry again; what cannot be read leaves the last known state."""
+        try:
+            found = await anyio.to_thread.run_sync(list_repositories, self._state_root)
+        except ForgeError as error:
+            logger.error("cannot read the repositories", error=str(error))
+            return
+        self.clones.clear()
+        self.clones.update(found)
+
+    def paths(self) -> Mapping[str, str]:
+        """Name → path."""
+        return {name: str(path) for name, path in self.clones.items()}
+
+
+@dataclass(slots=True)
+class BridgeService:
+    """One bridge with everything that it needs opened; see :func:`open_bridge`."""
+
+    runner: Runner
+    session: Session
+    _legacy: LegacyDispatches
+
+    async def connect_once(self) -> None:
+        """One connection to the hub, until it ends.
+
+        :raises HubRefused: the hub did not let us in.
+        :raises HubUnavailable: there is no hub.
+        """
+        await self.session.connect_once()
+
+    async def run(self, stop: anyio.Event) -> None:
+        """Keep a connection until ``stop`` is set, then end what runs and deliver the rest."""
+        disconnect = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.session.run, disconnect)
+            await stop.wait()
+            logger.info("stopping")
+            await stop_in_order(self.runner, self._legacy)
+            disconnect.set()
+
+
+@asynccontextmanager
+async def open_bridge(
+    settings: BridgeSettings,
+    *,
+    connections: ConnectionFactory | None = None,
+    reach: FaultPoint = no_faults,
+) -> AsyncIterator[BridgeService]:
+    """Open everything, clean up after the last life, and yield a bridge that can connect.
+
+    :param connections: another transport in place of SignalR (B-01).
+    :raises ConfigurationError: a setting is missing or cannot be used.
+    :raises EngineLockHeld: another bridge owns this state root, engine or runner id.
+    :raises RefusedError: the state root is unfit; the text holds the remedy.
+    """
+    require_to_run(settings)
+    assert settings.server_url is not None
+    assert settings.trust_domain_id is not None
+    clock = SystemClock()
+    instance_id = clock.new_id()
+    root = await StateRoot.open(
+        settings.sandbox_state_root, clock=clock, runner_id=settings.runner_id
+    )
+    identity = Identity(
+        runner_id=root.runner_id,
+        runner_instance_id=instance_id,
+        trust_domain_id=settings.trust_domain_id,
+        bridge_version=__version__,
+        host_name=socket.gethostname()[:256],
+        platform=f"{sys.platform}-{platform.machine()}",
+    )
+    async with _reachable_engine(settings, clock) as engine:
+        facts = await engine.facts()
+        lock = await root.acquire_engine_lock(facts.id, root.runner_id, instance_id=instance_id)
+        try:
+            checked = await preflight(engine, settings)
+            async with anyio.create_task_group() as tasks:
+                service = await _assemble(
+                    settings, root, identity, clock, engine, checked, tasks, connections, reach
+                )
+                try:
+                    yield service
+                finally:
+                    tasks.cancel_scope.cancel()
+        finally:
+            await root.ledgers.close()
+            lock.release()
+
+
+async def _assemble(
+    settings: BridgeSettings,
+    root: StateRoot,
+    identity: Identity,
+    clock: SystemClock,
+    engine: DockerEngine,
+    checked: Preflight,
+    tasks: anyio.abc.TaskGroup,
+    connections: ConnectionFactory | None,
+    reach: FaultPoint,
+) -> BridgeService:
+    repositories = RegisteredRepositories(root.path)
+    await repositories.refresh()
+    outbox = Replay(
+        root.messages,
+        clock,
+        runner_id=identity.runner_id,
+        runner_instance_id=identity.runner_instance_id,
+    )
+    await outbox.load()
+    runner = Runner(
+        identity=identity,
+        clock=clock,
+        engine=engine,
+        git=GitStores(root.repositories, repositories.clones),
+        outbox=outbox,
+        ledgers=root.ledgers,
+        repositories=repositories,
+        tasks=tasks,
+        sandbox=await sandbox_settings(settings),
+        capacity=capacity(settings),
+        capabilities=checked.capabilities,
+        disk=DiskPressure(
+            settings.disk_high_watermark_percent,
+            settings.disk_low_watermark_percent,
+            settings.minimum_workspace_bytes,
+        ),
+        host_execution_allowed=settings.allow_host_execution,
+        reach=reach,
+    )
+    watched = FileSystemDisk(root.path)
+    await disk.look(runner, watched)
+    reaper = Reaper(runner, engine)
+    await boot.recover(runner, engine, reaper, root.ledgers)
+    legacy = LegacyDispatches(runner, ProcessHostCommands())
+    factory = connections or SignalRConnectionFactory(signalr_settings(settings))
+    session = Session(runner, factory, outbox, legacy, reaper)
+    tasks.start_soon(watch_reservations, runner)
+    tasks.start_soon(disk.watch, runner, watched)
+    tasks.start_soon(reaper.run_every_minute)
+    tasks.start_soon(status.keep, runner, session, root.path)
+    return BridgeService(runner, session, legacy)
+
+
+def capacity(settings: BridgeSettings) -> ResourceCapacity:
+    """What the operator allows all attempts together (B-21, B-22)."""
+    return ResourceCapacity(
+        slots=settings.max_concurrent_sandboxes,
+        builds=settings.max_concurrent_sandbox_builds,
+        pids=settings.sandbox_pid_capacity,
+        memory_bytes=settings.sandbox_memory_capacity_bytes,
+        cpu_millis=settings.sandbox_cpu_capacity_millis,
+    )
+
+
+async def sandbox_settings(settings: BridgeSettings) -> SandboxSettings | None:
+    """What every sandbox is made of; None without a tooling image.
+
+    The seccomp profile is read once, here, so that what is advertised is what is applied.
+    """
+    if settings.agent_tooling_image is None:
+        return None
+    profile = settings.sandbox_seccomp_profile
+    return SandboxSettings(
+        tooling_image=settings.agent_tooling_image,
+        supervisor_source=await anyio.Path(SUPERVISOR / "supervisor.py").read_text("utf-8"),
+        bundle_source=await anyio.Path(SUPERVISOR / "bundle.py").read_text("utf-8"),
+        hardening=Hardening(
+            None if profile is None else await anyio.Path(profile).read_text("utf-8"),
+            settings.sandbox_lsm_security_opt,
+        ),
+        hard_wall_ms=settings.sandbox_hard_wall_seconds * 1000,
+        idle_ms=settings.sandbox_idle_seconds * 1000,
+        kill_grace_ms=settings.sandbox_kill_grace_seconds * 1000,
+    )
+
+
+def signalr_settings(settings: BridgeSettings) -> SignalRSettings:
+    """Where the hub is and who we are; the token is read anew for every connection."""
+    assert settings.server_url is not None
+
+    async def token(_refresh: bool) -> str | None:
+        secret: SecretStr | None = await anyio.to_thread.run_sync(read_api_token, settings)
+        return None if secret is None else secret.get_secret_value()
+
+    return SignalRSettings(
+        hub_url=resolve_bridge_runner_hub_url(settings.server_url),
+        token=token,
+        user_agent=f"forge-bridge/{__version__}",
+    )
+
+
+@asynccontextmanager
+async def _reachable_engine(
+    settings: BridgeSettings, clock: SystemClock
+) -> AsyncIterator[DockerEngine]:
+    """The engine, once it answers: nothing is advertised before that (B-05)."""
+    endpoint = resolve_endpoint(settings.docker_context, os.environ)
+    while True:
+        try:
+            connecting = DockerEngine.connect(endpoint)
+            engine = await connecting.__aenter__()
+            break
+        except (EngineUnreachable, EngineTimedOut) as error:
+            logger.error("the Docker engine does not answer; waiting for it", error=str(error))
+            await clock.sleep_until_ms(clock.now_ms() + ENGINE_RETRY_MS)
+    try:
+        yield engine
+    finally:
+        await connecting.__aexit__(None, None, None)
+
+
+async def _until_stopped(settings: BridgeSettings) -> None:
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_watch_signals, stop, tasks.cancel_scope)
+        async with open_bridge(settings) as bridge:
+            await bridge.run(stop)
+        tasks.cancel_scope.cancel()
+
+
+async def _watch_signals(stop: anyio.Event, at_once: anyio.CancelScope) -> None:
+    """The first signal stops in order, the second at once."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            if stop.is_set():
+                logger.warning("stopping at once; the next start cleans up")
+                at_once.cancel()
+                return
+            stop.set()
+
+
+def run_bridge(settings: BridgeSettings) -> int:
+    """Run until a signal; returns the exit status.
+
+    :raises ForgeError: the bridge could not start; see :func:`open_bridge`.
+    """
+    token = read_api_token(settings)
+    masker = Masker([] if token is None else [token.get_secret_value()])
+    configure_logging(settings.log_format, settings.log_level, mask=masker.mask)
+    try:
+        anyio.run(_until_stopped, settings)
+    except* ForgeError as errors:
+        raise errors.exceptions[0] from None
+    return 0
