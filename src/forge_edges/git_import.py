@@ -278,8 +278,8 @@ def _blame(exit_code: int, stderr: bytes) -> str:
         return "size"
     if b"fsck error" in stderr:
         return "fsck"
-    missing = (b"expected object", b"unresolved delta", b"missing", b"mismatch", b"Could not read")
-    return "objects" if any(word in stderr for word in missing) else "format"
+    wrong = (b"expected object", b"unresolved delta", b"missing", b"mismatch", b"fatal: invalid ")
+    return "objects" if any(words in stderr for words in wrong) else "format"
 
 
 def _refused(field: str, why: str) -> RefusedError:
