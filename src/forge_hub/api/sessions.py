@@ -1,0 +1,156 @@
+"""Sessions: dispatch, look, watch, cancel (B-85, B-95)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Body, Header, Query
+from fastapi.responses import StreamingResponse
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from forge_core.errors import RefusedError
+from forge_core.wire.codes import CleanupState
+from forge_core.wire.limits import MAX_INBOUND_BYTES, measured_size_bytes
+from forge_hub.api import views
+from forge_hub.api.context import AuthorizedBoard
+from forge_hub.api.event_stream import MEDIA_TYPE, session_stream
+from forge_hub.api.models import (
+    CancelRequest,
+    Diagnostics,
+    NewSession,
+    SessionSummary,
+    SessionView,
+)
+from forge_hub.attempt_input import Addressee, AttemptInput
+from forge_hub.dispatch.endings import cancel
+from forge_hub.store import evidence, sessions
+
+MAX_TIMELINE: Final = 2_000
+MAX_REPORTS: Final = 50
+router = APIRouter(prefix="/api/v1/sessions", tags=["sessions"])
+
+
+@router.post("", status_code=201)
+async def create_session(board: AuthorizedBoard, wanted: NewSession) -> SessionView:
+    """Queue a session; it is offered to a runner as soon as one can take it."""
+    given = AttemptInput.model_validate(
+        wanted.model_dump(exclude={"runner_id", "retries"}, by_alias=False)
+    )
+    session_id, attempt_id = board.clock.new_id(), board.clock.new_id()
+    _require_start_fits(given, session_id, attempt_id)
+    async with board.database.write() as connection:
+        await sessions.create(
+            connection,
+            given,
+            session_id=session_id,
+            attempt_id=attempt_id,
+            runner_id=wanted.runner_id,
+            retries=wanted.retries,
+            now=board.clock.utc(),
+        )
+    board.alarm.ring()
+    return await _view(board, session_id)
+
+
+@router.get("")
+async def list_sessions(
+    board: AuthorizedBoard, limit: Annotated[int, Query(ge=1, le=200)] = 50
+) -> list[SessionSummary]:
+    """The newest sessions, newest first."""
+    async with board.database.read() as connection:
+        rows = await sessions.newest(connection, limit)
+    return [views.session_summary(row) for row in rows]
+
+
+@router.get("/{session_id}")
+async def read_session(board: AuthorizedBoard, session_id: str) -> SessionView:
+    """State, attempts, dispatches, placement refusals, result and cleanup state."""
+    return await _view(board, session_id)
+
+
+@router.get("/{session_id}/diagnostics")
+async def read_diagnostics(board: AuthorizedBoard, session_id: str) -> Diagnostics:
+    """The lifecycle as a timeline, the inventory, cleanup reports, and the tail of the log."""
+    async with board.database.read() as connection:
+        row = await _find(connection, session_id)
+        view, reports = await views.session_view(connection, row)
+        events = await evidence.events_of(connection, session_id, limit=MAX_TIMELINE + 1)
+    tail, dropped_bytes = board.feed.log_tail(session_id)
+    return Diagnostics(
+        session=view,
+        timeline=tuple(views.event_view(e) for e in events[:MAX_TIMELINE]),
+        timeline_truncated=len(events) > MAX_TIMELINE,
+        inventory=views.inventory_of(events),
+        cleanup_reports=tuple(reports[-MAX_REPORTS:]),
+        cleanup_pending=view.cleanup is CleanupState.PENDING,
+        log_tail="".join(item.data["payload"]["text"] for item in tail),
+        log_dropped_bytes=dropped_bytes,
+    )
+
+
+@router.get(
+    "/{session_id}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {MEDIA_TYPE: {}}}},
+)
+async def watch_session(
+    board: AuthorizedBoard,
+    session_id: str,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> StreamingResponse:
+    """Server-sent events: `event` (durable, with an id to resume from), `log`, `deadline`,
+    `state`, `result`, `cleanup`.  Ends when the session has ended and is cleaned up.
+    """
+    async with board.database.read() as connection:
+        await _find(connection, session_id)
+    after = int(last_event_id) if last_event_id and last_event_id.isdecimal() else 0
+    stream = session_stream(board, session_id, after=after)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(stream, media_type=MEDIA_TYPE, headers=headers)
+
+
+@router.post("/{session_id}/cancel", status_code=202)
+async def cancel_session(
+    board: AuthorizedBoard,
+    session_id: str,
+    request: Annotated[CancelRequest, Body()] = CancelRequest(),  # noqa: B008 - frozen
+) -> SessionView:
+    """Ask for the end; what runs is `cancelling` until its runner says how it ended."""
+    await cancel(board, session_id, request.reason)
+    return await _view(board, session_id)
+
+
+async def _view(board: AuthorizedBoard, session_id: str) -> SessionView:
+    async with board.database.read() as connection:
+        view, _ = await views.session_view(connection, await _find(connection, session_id))
+    return view
+
+
+async def _find(connection: AsyncConnection, session_id: str) -> RowMapping:
+    row = await sessions.find(connection, session_id)
+    if row is None:
+        raise RefusedError(
+            f"cannot read session {session_id}: there is none", code="unknown_session"
+        )
+    return row
+
+
+def _require_start_fits(given: AttemptInput, session_id: str, attempt_id: str) -> None:
+    """A bridge reads no message over its inbound bound (protocol.md, Size)."""
+    longest_id = "x" * 128
+    to = Addressee(
+        session_id=session_id,
+        attempt_id=attempt_id,
+        fence=2**31,
+        offer_id=longest_id,
+        runner_id=longest_id,
+        instance_id=longest_id,
+    )
+    size = measured_size_bytes(given.start(to, key="A" * 43 + "=").to_wire())
+    if size > MAX_INBOUND_BYTES:
+        raise RefusedError(
+            f"cannot dispatch this session: its start message has {size} bytes,"
+            f" {MAX_INBOUND_BYTES} is the most; shorten the prompt or the environment",
+            code="message_too_large",
+        )

@@ -1,0 +1,133 @@
+"""What an attempt is given, once and for all."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import Field
+
+from forge_core.placement import Wanted
+from forge_core.resources import ResourceVector
+from forge_core.wire.base import Commit, Id, Name, WireModel
+from forge_core.wire.codes import Policy, PublicationMode
+from forge_core.wire.from_hub import (
+    Agent,
+    Branch,
+    HostFallback,
+    LeaseGrant,
+    Limits,
+    Network,
+    Offer,
+    Publication,
+    Requirements,
+    Start,
+)
+from forge_core.wire.shapes import Service
+
+LeaseTtlMs = Annotated[int, Field(strict=True, ge=1_000, le=3_600_000)]
+
+
+class AttemptInput(WireModel):
+    """Immutable: every dispatch of an attempt sends exactly this (protocol.md, Attempts).
+
+    ``agent.env`` is kept in the database as it is; secrets travel as grants instead.
+    """
+
+    project_id: Id
+    trust_domain_id: Id
+    policy: Policy = Policy.SANDBOX_REQUIRED
+    repository: Name
+    input_commit: Commit
+    approved_commit: Commit | None = None
+    branch: Branch
+    resources: ResourceVector = ResourceVector(slots=1)
+    agent: Agent
+    limits: Limits = Limits(
+        hard_wall_ms=3_600_000, idle_ms=900_000, max_output_bytes=256 * 1024 * 1024
+    )
+    lease_ttl_ms: LeaseTtlMs = 60_000
+    network: Network = Network()
+    services: Annotated[tuple[Service, ...], Field(max_length=16)] = ()
+    publication_mode: PublicationMode = PublicationMode.SHARED_FILESYSTEM
+    host_fallback: HostFallback | None = None
+
+    @property
+    def requirements(self) -> Requirements:
+        """What a runner must offer besides resources."""
+        return Requirements(
+            network_policy=self.network.policy,
+            services=self.services,
+            publication_mode=self.publication_mode,
+        )
+
+    def wanted(self, pinned_runner_id: str | None, *, now: str) -> Wanted:
+        """The question for placement; a host fallback that has expired counts as none (B-53)."""
+        fallback = self.host_fallback
+        if fallback is not None and _time(fallback.expires_at) <= _time(now):
+            fallback = None
+        return Wanted(
+            trust_domain_id=self.trust_domain_id,
+            policy=self.policy,
+            repository=self.repository,
+            resources=self.resources,
+            requirements=self.requirements,
+            runner_id=pinned_runner_id,
+            host_fallback=fallback,
+        )
+
+    def offer(self, to: Addressee, *, expires_in_ms: int) -> Offer:
+        """May I?"""
+        return Offer(
+            offer_id=to.offer_id,
+            attempt_id=to.attempt_id,
+            fence=to.fence,
+            runner_instance_id=to.instance_id,
+            session_id=to.session_id,
+            project_id=self.project_id,
+            trust_domain_id=self.trust_domain_id,
+            policy=self.policy,
+            resources=self.resources,
+            repository=self.repository,
+            approved_commit=self.approved_commit,
+            expires_in_ms=expires_in_ms,
+            host_fallback=self.host_fallback,
+            requirements=self.requirements,
+        )
+
+    def start(self, to: Addressee, *, key: str) -> Start:
+        """Go; ``key`` is the lease key in base64."""
+        return Start(
+            attempt_id=to.attempt_id,
+            fence=to.fence,
+            offer_id=to.offer_id,
+            runner_instance_id=to.instance_id,
+            session_id=to.session_id,
+            project_id=self.project_id,
+            trust_domain_id=self.trust_domain_id,
+            repository=self.repository,
+            input_commit=self.input_commit,
+            approved_commit=self.approved_commit,
+            branch=self.branch,
+            agent=self.agent,
+            lease=LeaseGrant(ttl_ms=self.lease_ttl_ms, sequence=0, key=key),
+            limits=self.limits,
+            network=self.network,
+            services=self.services,
+            publication=Publication(mode=self.publication_mode),
+        )
+
+
+class Addressee(WireModel):
+    """One dispatch of an attempt: who is asked, under which fence."""
+
+    session_id: Id
+    attempt_id: Id
+    fence: int
+    offer_id: Id
+    runner_id: Id
+    instance_id: Id
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)

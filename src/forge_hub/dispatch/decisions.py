@@ -1,0 +1,135 @@
+"""What a runner's answer to an offer does, and what it is told again when it comes back."""
+
+from __future__ import annotations
+
+import secrets
+
+from sqlalchemy import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from forge_core.wire.codes import Decision, RejectionCode, ReservationState
+from forge_core.wire.from_bridge import Ack, Heartbeat, SubmitOfferDecision
+from forge_core.wire.from_hub import Cancel
+from forge_core.wire.lease_mac import KEY_BYTES
+from forge_hub.attempt_input import Addressee, AttemptInput
+from forge_hub.connections import LiveRunner
+from forge_hub.dispatch.board import Board
+from forge_hub.states import DispatchState, EndReason, SessionState
+from forge_hub.store import dispatches, runners, sessions
+
+
+async def decide(board: Board, runner: LiveRunner, message: SubmitOfferDecision) -> Ack:
+    """Start what was accepted; queue again what was declined.  A repeated answer is harmless."""
+    now = board.clock.utc()
+    given: AttemptInput | None = None
+    async with board.database.write() as connection:
+        row = await dispatches.find(connection, message.attempt_id, message.fence)
+        refusal = _mismatch(row, runner, message)
+        if refusal is not None or row is None:
+            return refusal or Ack(accepted=False, reason="unknown_dispatch")
+        await runners.set_resources(
+            connection, runner.runner_id, message.used_resources, message.resource_capacity
+        )
+        if message.decision is Decision.REJECTED:
+            declined = await _decline(connection, message, row, now=now)
+        elif await dispatches.accept(connection, message, now=now):
+            await sessions.move(
+                connection,
+                row["session_id"],
+                from_=SessionState.OFFERED,
+                to=SessionState.RUNNING,
+            )
+            given = await sessions.input_of(connection, message.attempt_id)
+    to = _addressee(row)
+    if message.decision is Decision.REJECTED:
+        if declined and message.reason_code is not None:
+            board.forget((to.attempt_id, to.fence))
+            board.offers.decline(to, message.reason_code, board.clock.now_ms())
+            board.show_state(to.session_id, SessionState.QUEUED)
+        return Ack(accepted=True)
+    if given is not None:
+        _start(board, runner, to, given)
+        return Ack(accepted=True)
+    return _repeated(board, row)
+
+
+def _mismatch(
+    row: RowMapping | None, runner: LiveRunner, message: SubmitOfferDecision
+) -> Ack | None:
+    """Why this answer is not one to this offer of ours."""
+    if message.decision is Decision.REJECTED and message.reason_code is None:
+        return Ack(accepted=False, reason="malformed", detail="a rejection names its reasonCode")
+    if row is None:
+        return Ack(accepted=False, reason="unknown_dispatch")
+    if row["offer_id"] != message.offer_id:
+        return Ack(accepted=False, reason="unknown_offer")
+    if (row["runner_id"], row["instance_id"]) != (runner.runner_id, runner.instance_id):
+        return Ack(accepted=False, reason="instance_mismatch")
+    if dispatches.is_stale(row):
+        return Ack(accepted=False, reason=RejectionCode.STALE_FENCE.value)
+    return None
+
+
+async def _decline(
+    connection: AsyncConnection, message: SubmitOfferDecision, row: RowMapping, *, now: str
+) -> bool:
+    if not await dispatches.decline(connection, message, now=now):
+        return False
+    await sessions.requeue(connection, row["session_id"], is_retry=False)
+    return True
+
+
+def _start(board: Board, runner: LiveRunner, to: Addressee, given: AttemptInput) -> None:
+    """The dispatch is recorded as running; now there is a key, and the runner may know it."""
+    key = (to.attempt_id, to.fence)
+    board.offers.remove(*key)
+    packet = board.leases.grant(
+        to, given, key=secrets.token_bytes(KEY_BYTES), now_ms=board.clock.now_ms()
+    )
+    runner.watch(key)
+    board.connections.send(to.runner_id, to.instance_id, "Start", packet)
+    board.show_state(to.session_id, SessionState.RUNNING)
+
+
+def _repeated(board: Board, row: RowMapping) -> Ack:
+    """An acceptance of something that is no longer offered."""
+    if row["state"] in {DispatchState.RUNNING, DispatchState.CANCELLING}:
+        _send_start(board, (row["attempt_id"], row["fence"]))
+        return Ack(accepted=True)
+    if row["end_reason"] == EndReason.CANCELLED:
+        return Ack(accepted=False, reason="cancelled")
+    return Ack(accepted=False, reason=RejectionCode.EXPIRED.value)
+
+
+def tell_again(board: Board, runner: LiveRunner, heartbeat: Heartbeat) -> None:
+    """What a runner that has just come back may have missed; all of it may come twice."""
+    now_ms = board.clock.now_ms()
+    for pending in board.offers:
+        to, left_ms = pending.to, pending.expires_at_ms - now_ms
+        if (to.runner_id, to.instance_id) == (runner.runner_id, runner.instance_id) and left_ms > 0:
+            offer = pending.offer.model_copy(update={"expires_in_ms": left_ms})
+            board.connections.send(to.runner_id, to.instance_id, "Offer", offer)
+    reserved = {
+        (a.attempt_id, a.fence) for a in heartbeat.attempts if a.state is ReservationState.RESERVED
+    }
+    for lease in board.leases.of_instance(runner.runner_id, runner.instance_id):
+        if lease.cancelled:
+            send_cancel(board, lease.to, "cancelled")
+        elif lease.id in reserved:
+            _send_start(board, lease.id)
+
+
+def send_cancel(board: Board, to: Addressee, reason: str) -> None:
+    """End it."""
+    cancel = Cancel(attempt_id=to.attempt_id, fence=to.fence, reason=reason)
+    board.connections.send(to.runner_id, to.instance_id, "Cancel", cancel)
+
+
+def _send_start(board: Board, key: tuple[str, int]) -> None:
+    lease = board.leases.get(key)
+    if lease is not None and lease.start is not None and not lease.cancelled:
+        board.connections.send(lease.to.runner_id, lease.to.instance_id, "Start", lease.start)
+
+
+def _addressee(row: RowMapping) -> Addressee:
+    return Addressee.model_validate({name: row[name] for name in Addressee.model_fields})

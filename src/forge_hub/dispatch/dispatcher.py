@@ -1,0 +1,120 @@
+"""The loop that acts when time passes or something changed (B-04, B-70, B-96)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+import structlog
+
+from forge_core.errors import RetryableError
+from forge_hub.attempt_input import Addressee, AttemptInput
+from forge_hub.dispatch.board import Board
+from forge_hub.dispatch.endings import expire_offers, give_up_silent
+from forge_hub.dispatch.leases import Lease
+from forge_hub.dispatch.offers import PendingOffer
+from forge_hub.dispatch.placing import place_queued
+from forge_hub.states import DispatchState
+from forge_hub.store import dispatches, runners
+
+_RETRY_MS: Final = 1_000
+_log = structlog.get_logger(__name__)
+
+
+async def restore(board: Board) -> None:
+    """Take over what an earlier life of the hub left (no runner is connected yet).
+
+    Deadlines count anew from now, which is later than whatever was sent before: nothing is
+    dispatched twice because the hub restarted or a clock was wrong.
+    """
+    now_ms = board.clock.now_ms()
+    async with board.database.write() as connection:
+        await runners.disconnect(connection, None)
+        rows = await dispatches.live(connection)
+    for row in rows:
+        to = Addressee.model_validate({name: row[name] for name in Addressee.model_fields})
+        given = AttemptInput.model_validate(row["input"])
+        if row["state"] == DispatchState.OFFERED:
+            offer = given.offer(to, expires_in_ms=board.timing.offer_ttl_ms)
+            board.offers.add(PendingOffer(to, offer, now_ms + board.timing.offer_ttl_ms))
+        else:
+            board.leases.remember(
+                Lease(
+                    to=to,
+                    ttl_ms=given.lease_ttl_ms,
+                    sent_at_ms=now_ms,
+                    key=None,
+                    sequence=row["lease_sequence"],
+                    cancelled=row["state"] == DispatchState.CANCELLING,
+                )
+            )
+
+
+async def run(board: Board) -> None:
+    """Dispatch until cancelled; a database that is away for a while is waited for."""
+    while True:
+        try:
+            await _pass(board)
+            wake_at_ms = _next_deadline_ms(board)
+        except RetryableError as error:
+            _log.warning("dispatcher.waits", error=str(error), retry_ms=_RETRY_MS)
+            wake_at_ms = board.clock.now_ms() + _RETRY_MS
+        await _wait(board, wake_at_ms)
+
+
+async def _pass(board: Board) -> None:
+    await renew_leases(board)
+    await expire_offers(board)
+    await give_up_silent(board)
+    await place_queued(board)
+
+
+async def renew_leases(board: Board) -> None:
+    """Send the renewals that are due; renewing depends on memory alone, not on the database."""
+    now_ms = board.clock.now_ms()
+    sent: list[tuple[str, int, int]] = []
+    for lease in board.leases:
+        if lease.renew_at_ms <= now_ms and _may_renew(board, lease):
+            update = lease.renewal(now_ms, board.clock.utc())
+            board.connections.send(lease.to.runner_id, lease.to.instance_id, "LeaseUpdate", update)
+            sent.append((*lease.id, lease.sequence))
+    if sent:
+        async with board.database.write() as connection:
+            await dispatches.record_renewals(connection, sent, now=board.clock.utc())
+
+
+def _may_renew(board: Board, lease: Lease) -> bool:
+    """While the runner heartbeats, still holds it, and nobody cancelled (hub.md, Leases)."""
+    if lease.key is None or lease.cancelled:
+        return False
+    runner = board.connections.get(lease.to.runner_id, lease.to.instance_id)
+    if runner is None or not runner.holds(lease.id):
+        return False
+    return board.clock.now_ms() - runner.heartbeat_at_ms < lease.ttl_ms
+
+
+def _next_deadline_ms(board: Board) -> int | None:
+    deadlines = []
+    for lease in board.leases:
+        deadlines.append(lease.silent_at_ms(board.timing.kill_grace_ms))
+        if _may_renew(board, lease):
+            deadlines.append(lease.renew_at_ms)
+    offers_ms = board.offers.next_deadline_ms(board.clock.now_ms())
+    if offers_ms is not None:
+        deadlines.append(offers_ms)
+    return min(deadlines, default=None)
+
+
+async def _wait(board: Board, wake_at_ms: int | None) -> None:
+    if wake_at_ms is None:
+        await board.alarm.wait()
+        return
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_sleep, board, wake_at_ms, tasks.cancel_scope)
+        await board.alarm.wait()
+        tasks.cancel_scope.cancel()
+
+
+async def _sleep(board: Board, wake_at_ms: int, scope: anyio.CancelScope) -> None:
+    await board.clock.sleep_until_ms(wake_at_ms)
+    scope.cancel()

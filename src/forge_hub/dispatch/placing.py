@@ -1,0 +1,113 @@
+"""From queued sessions to offers (B-04, B-96)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import RowMapping
+
+from forge_core.placement import Candidate, Refusal, place
+from forge_core.resources import ResourceCapacity, ResourceVector
+from forge_core.wire.codes import RunnerState
+from forge_core.wire.shapes import Capabilities, DiskState
+from forge_hub.attempt_input import Addressee, AttemptInput
+from forge_hub.dispatch.board import Board
+from forge_hub.dispatch.offers import PendingOffer
+from forge_hub.states import SessionState
+from forge_hub.store import dispatches, runners, sessions
+
+MAX_SESSIONS_PER_PASS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A runner's row, read once for a pass."""
+
+    row: RowMapping
+    capabilities: Capabilities
+    repositories: frozenset[str]
+
+
+async def place_queued(board: Board) -> None:
+    """Offer each queued session to a runner, the longest waiting first, or keep why not."""
+    async with board.database.read() as connection:
+        waiting = await sessions.queued(connection, MAX_SESSIONS_PER_PASS)
+        known = [_read(row) for row in await runners.all_of_them(connection)] if waiting else []
+    for session in waiting:
+        given = AttemptInput.model_validate(session["input"])
+        wanted = given.wanted(session["pinned_runner_id"], now=board.clock.utc())
+        placement = place(wanted, _candidates(board, known, session["attempt_id"]))
+        if placement.runner_id is None:
+            await _keep_refusals(board, session, placement.refusals)
+        else:
+            await _offer(board, session, given, placement.runner_id, placement.refusals)
+
+
+def _read(row: RowMapping) -> _Known:
+    return _Known(
+        row, Capabilities.model_validate(row["capabilities"]), frozenset(row["repositories"])
+    )
+
+
+def _candidates(board: Board, known: Iterable[_Known], attempt_id: str) -> Iterable[Candidate]:
+    now_ms = board.clock.now_ms()
+    for runner in known:
+        row = runner.row
+        runner_id = row["runner_id"]
+        live = board.connections.get(runner_id, row["instance_id"])
+        yield Candidate(
+            runner_id=runner_id,
+            trust_domain_id=row["trust_domain_id"],
+            connected=live is not None,
+            ready=live is not None and live.ready,
+            state=RunnerState(row["state"]),
+            settings=runners.settings_of(row),
+            capabilities=runner.capabilities,
+            repositories=runner.repositories,
+            used=ResourceVector(**row["used"]),
+            outstanding=board.offers.outstanding(runner_id),
+            capacity=ResourceCapacity(**row["capacity"]),
+            disk_latched=row["disk"] is not None and DiskState.model_validate(row["disk"]).latched,
+            declined=board.offers.declined(attempt_id, runner_id, now_ms),
+        )
+
+
+async def _keep_refusals(board: Board, session: RowMapping, refusals: Sequence[Refusal]) -> None:
+    if sessions.refusals_as_json(refusals) != session["refusals"]:
+        async with board.database.write() as connection:
+            await sessions.set_refusals(connection, session["session_id"], refusals)
+
+
+async def _offer(
+    board: Board,
+    session: RowMapping,
+    given: AttemptInput,
+    runner_id: str,
+    refusals: Sequence[Refusal],
+) -> None:
+    live = board.connections.get(runner_id)
+    if live is None:
+        return
+    to = Addressee(
+        session_id=session["session_id"],
+        attempt_id=session["attempt_id"],
+        fence=session["fence"] + 1,
+        offer_id=board.clock.new_id(),
+        runner_id=runner_id,
+        instance_id=live.instance_id,
+    )
+    async with board.database.write() as connection:
+        if not await sessions.move(
+            connection, to.session_id, from_=SessionState.QUEUED, to=SessionState.OFFERED
+        ):
+            return
+        offered = await dispatches.offer(connection, to, now=board.clock.utc())
+        assert offered, "a queued session has no dispatch that could raise the fence"
+        await sessions.set_refusals(connection, to.session_id, refusals)
+    offer = given.offer(to, expires_in_ms=board.timing.offer_ttl_ms)
+    expires_at_ms = board.clock.now_ms() + board.timing.offer_ttl_ms
+    board.offers.add(PendingOffer(to, offer, expires_at_ms))
+    board.connections.send(to.runner_id, to.instance_id, "Offer", offer)
+    board.show_state(to.session_id, SessionState.OFFERED)

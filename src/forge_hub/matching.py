@@ -1,0 +1,47 @@
+"""Does a message belong to a recorded dispatch?  (B-83)
+
+What a runner reports is believed only if the attempt, the fence, the runner instance that owns
+the resources, and the runner that reports all agree with what the hub recorded.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import RowMapping
+
+from forge_core.wire.codes import Disposition
+from forge_core.wire.from_bridge import ReplayAck
+from forge_hub.connections import LiveRunner
+
+
+def mismatch(
+    dispatch: RowMapping | None,
+    reporter: LiveRunner,
+    resource_instance_id: str,
+    *,
+    claimed_runner_id: str | None = None,
+    claimed_instance_id: str | None = None,
+) -> ReplayAck | None:
+    """The rejection of what does not match; None: it does.
+
+    :param dispatch: what was recorded for the message's own attempt and fence.
+    :param reporter: the runner on whose current connection it came.
+    :param claimed_runner_id: the reporting runner that the message names, where it names one.
+    :param claimed_instance_id: likewise its instance.
+    """
+    if claimed_runner_id not in {None, reporter.runner_id} or claimed_instance_id not in {
+        None,
+        reporter.instance_id,
+    }:
+        return rejected("reporter_mismatch", "it names another runner or instance as reporter")
+    if dispatch is None:
+        return rejected("unknown_dispatch", "no such attempt and fence was dispatched")
+    if dispatch["runner_id"] != reporter.runner_id:
+        return rejected("runner_mismatch", "it was dispatched to another runner")
+    if dispatch["instance_id"] != resource_instance_id:
+        return rejected("instance_mismatch", "it was dispatched to another runner instance")
+    return None
+
+
+def rejected(reason: str, detail: str | None = None) -> ReplayAck:
+    """The acknowledgement that ends a replay without keeping the message."""
+    return ReplayAck(accepted=False, reason=reason, detail=detail, disposition=Disposition.REJECTED)

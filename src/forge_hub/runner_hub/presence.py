@@ -1,0 +1,135 @@
+"""Who is there: registration, heartbeats, the snapshot, and the end of a connection."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from forge_core.wire.base import PROTOCOL_VERSION
+from forge_core.wire.codes import RunnerState
+from forge_core.wire.from_bridge import (
+    Ack,
+    Heartbeat,
+    HeartbeatAck,
+    ReadAttemptSnapshot,
+    RegisterAck,
+    RegisterRunner,
+    SnapshotAck,
+)
+from forge_hub.connections import Channel, LiveRunner
+from forge_hub.dispatch.board import Board
+from forge_hub.dispatch.decisions import tell_again
+from forge_hub.principals import RunnerPrincipal
+from forge_hub.store import dispatches, runners
+
+SNAPSHOT_PART_ATTEMPTS: Final = 1_000
+
+
+async def register(
+    board: Board,
+    channel: Channel,
+    principal: RunnerPrincipal,
+    message: RegisterRunner,
+    *,
+    heartbeat_interval_ms: int,
+) -> RegisterAck:
+    """Make this the runner's current connection."""
+    refusal = _refusal(principal, message)
+    if refusal is not None:
+        return RegisterAck(accepted=False, reason=refusal[0], detail=refusal[1])
+    async with board.database.write() as connection:
+        await runners.register(connection, message, now=board.clock.utc())
+        row = await runners.find(connection, message.runner_id)
+    assert row is not None
+    runner = board.connections.establish(
+        channel, message.runner_id, message.runner_instance_id, board.clock.now_ms()
+    )
+    for lease in board.leases.of_instance(runner.runner_id, runner.instance_id):
+        runner.watch(lease.id)
+    board.offers.forgive(runner.runner_id)
+    board.alarm.ring()
+    return RegisterAck(
+        accepted=True,
+        heartbeat_interval_ms=heartbeat_interval_ms,
+        settings=runners.settings_of(row),
+        server_time=board.clock.utc(),
+    )
+
+
+def _refusal(principal: RunnerPrincipal, message: RegisterRunner) -> tuple[str, str] | None:
+    if message.protocol_version != PROTOCOL_VERSION:
+        return "unsupported_protocol", f"this hub speaks version {PROTOCOL_VERSION}"
+    if principal.runner_id not in {None, message.runner_id}:
+        return "runner_denied", "the token belongs to another runner"
+    if principal.trust_domain_id not in {None, message.trust_domain_id}:
+        return "trust_domain_mismatch", "the token belongs to another trust domain"
+    return None
+
+
+async def heartbeat(board: Board, runner: LiveRunner, message: Heartbeat) -> HeartbeatAck:
+    """Keep what the runner holds; the first one on a connection makes it ready for offers."""
+    refusal = other_instance(runner, message.runner_id, message.runner_instance_id)
+    if refusal is not None:
+        return HeartbeatAck(accepted=False, reason=refusal.reason, detail=refusal.detail)
+    has_come_back = not runner.ready
+    async with board.database.write() as connection:
+        await runners.heartbeat(connection, message, now=board.clock.utc())
+        row = await runners.find(connection, runner.runner_id)
+    assert row is not None
+    runner.hear(message, board.clock.now_ms())
+    if has_come_back and message.state is not RunnerState.STOPPING:
+        tell_again(board, runner, message)
+    board.alarm.ring()
+    return HeartbeatAck(
+        accepted=True, settings=runners.settings_of(row), server_time=board.clock.utc()
+    )
+
+
+async def read_snapshot(
+    board: Board, runner: LiveRunner, message: ReadAttemptSnapshot
+) -> SnapshotAck:
+    """One part of what this instance should be holding (B-81).
+
+    Part 1 takes the snapshot, the others read on in it: parts of different moments could miss
+    an attempt that was on neither.
+    """
+    refusal = other_instance(runner, message.runner_id, message.runner_instance_id)
+    if refusal is not None:
+        return SnapshotAck(accepted=False, reason=refusal.reason, detail=refusal.detail)
+    if message.part == 1:
+        taken_at = board.clock.utc()
+        async with board.database.read() as connection:
+            attempts = await dispatches.of_instance(
+                connection, runner.runner_id, runner.instance_id
+            )
+        runner.snapshot = (taken_at, attempts)
+    if runner.snapshot is None:
+        return SnapshotAck(accepted=False, reason="malformed", detail="part 1 was not read")
+    taken_at, attempts = runner.snapshot
+    parts = max(1, -(-len(attempts) // SNAPSHOT_PART_ATTEMPTS))
+    if message.part > parts:
+        return SnapshotAck(accepted=False, reason="malformed", detail=f"there are {parts} parts")
+    first = (message.part - 1) * SNAPSHOT_PART_ATTEMPTS
+    chosen = attempts[first : first + SNAPSHOT_PART_ATTEMPTS]
+    return SnapshotAck(accepted=True, taken_at=taken_at, attempts=chosen, parts=parts)
+
+
+def other_instance(runner: LiveRunner, runner_id: str, instance_id: str) -> Ack | None:
+    """The refusal of a message that names another runner or instance than its connection's."""
+    if (runner_id, instance_id) == (runner.runner_id, runner.instance_id):
+        return None
+    return Ack(
+        accepted=False,
+        reason="instance_mismatch",
+        detail="it names another runner or instance than this connection registered",
+    )
+
+
+async def depart(board: Board, channel: Channel) -> None:
+    """A connection ended; its runner is away unless a newer one is there."""
+    runner = board.connections.release(channel)
+    if runner is None:
+        return
+    async with board.database.write() as connection:
+        if board.connections.get(runner.runner_id) is None:
+            await runners.disconnect(connection, runner.runner_id)
+    board.alarm.ring()

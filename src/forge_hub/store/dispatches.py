@@ -1,0 +1,204 @@
+"""Dispatches: one attempt under one fence on one runner instance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import ColumnElement, RowMapping, and_, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from forge_core.wire.codes import SnapshotState
+from forge_core.wire.from_bridge import SubmitOfferDecision
+from forge_core.wire.shapes import SnapshotAttempt
+from forge_hub.attempt_input import Addressee
+from forge_hub.states import DispatchState, EndReason
+from forge_hub.store.tables import attempts, dispatches, sessions
+
+_LIVE = (DispatchState.OFFERED, DispatchState.RUNNING, DispatchState.CANCELLING)
+
+
+async def offer(connection: AsyncConnection, to: Addressee, *, now: str) -> bool:
+    """Give out the next fence of an attempt; False: somebody else did so just before."""
+    raised = await connection.execute(
+        update(attempts)
+        .where(attempts.c.attempt_id == to.attempt_id, attempts.c.fence == to.fence - 1)
+        .values(fence=to.fence)
+    )
+    if raised.rowcount != 1:
+        return False
+    await connection.execute(
+        insert(dispatches).values(
+            **to.model_dump(), state=DispatchState.OFFERED, lease_sequence=0, offered_at=now
+        )
+    )
+    return True
+
+
+async def find(connection: AsyncConnection, attempt_id: str, fence: int) -> RowMapping | None:
+    """A dispatch with what decides about it: its session's state and the highest fence."""
+    rows = await connection.execute(
+        select(
+            dispatches,
+            attempts.c.fence.label("highest_fence"),
+            sessions.c.state.label("session_state"),
+            sessions.c.retries_left,
+            sessions.c.cancel_reason,
+        )
+        .join(attempts, attempts.c.attempt_id == dispatches.c.attempt_id)
+        .join(sessions, sessions.c.session_id == dispatches.c.session_id)
+        .where(_is(attempt_id, fence))
+    )
+    return rows.mappings().first()
+
+
+def is_stale(row: RowMapping) -> bool:
+    """Whether the dispatch has no say any more: another followed, or it was given up."""
+    return bool(row["fence"] < row["highest_fence"] or row["end_reason"] == EndReason.SILENT)
+
+
+async def accept(connection: AsyncConnection, decision: SubmitOfferDecision, *, now: str) -> bool:
+    """The runner reserved; False: the dispatch was no longer offered."""
+    return await _leave(
+        connection,
+        decision.attempt_id,
+        decision.fence,
+        {DispatchState.OFFERED},
+        state=DispatchState.RUNNING,
+        runtime=decision.runtime,
+        started_at=now,
+        last_renewal_at=now,
+    )
+
+
+async def decline(connection: AsyncConnection, decision: SubmitOfferDecision, *, now: str) -> bool:
+    """The runner said no, because; False: the dispatch was no longer offered."""
+    return await _leave(
+        connection,
+        decision.attempt_id,
+        decision.fence,
+        {DispatchState.OFFERED},
+        state=DispatchState.ENDED,
+        end_reason=EndReason.DECLINED,
+        decline_code=decision.reason_code,
+        decline_detail=decision.detail,
+        ended_at=now,
+    )
+
+
+async def cancel(connection: AsyncConnection, attempt_id: str, fence: int) -> bool:
+    """A running dispatch is to end; False: it does not run."""
+    return await _leave(
+        connection,
+        attempt_id,
+        fence,
+        {DispatchState.RUNNING},
+        state=DispatchState.CANCELLING,
+    )
+
+
+async def end(
+    connection: AsyncConnection,
+    attempt_id: str,
+    fence: int,
+    reason: EndReason,
+    *,
+    now: str,
+    only_from: Iterable[DispatchState] = _LIVE,
+) -> bool:
+    """End a dispatch; False: it was not in one of ``only_from``."""
+    return await _leave(
+        connection,
+        attempt_id,
+        fence,
+        only_from,
+        state=DispatchState.ENDED,
+        end_reason=reason,
+        ended_at=now,
+    )
+
+
+async def record_renewals(
+    connection: AsyncConnection, renewals: Iterable[tuple[str, int, int]], *, now: str
+) -> None:
+    """Keep the last renewals, as (attempt, fence, sequence), for people to see."""
+    for attempt_id, fence, sequence in renewals:
+        await connection.execute(
+            update(dispatches)
+            .where(_is(attempt_id, fence))
+            .values(lease_sequence=sequence, last_renewal_at=now)
+        )
+
+
+async def live(connection: AsyncConnection) -> Sequence[RowMapping]:
+    """Every dispatch that has not ended, with its attempt's input."""
+    rows = await connection.execute(
+        select(dispatches, attempts.c.input)
+        .join(attempts, attempts.c.attempt_id == dispatches.c.attempt_id)
+        .where(dispatches.c.state.in_(_LIVE))
+    )
+    return rows.mappings().all()
+
+
+async def of_session(connection: AsyncConnection, session_id: str) -> Sequence[RowMapping]:
+    """A session's dispatches in the order of their fences."""
+    rows = await connection.execute(
+        select(dispatches)
+        .where(dispatches.c.session_id == session_id)
+        .order_by(dispatches.c.offered_at, dispatches.c.fence)
+    )
+    return rows.mappings().all()
+
+
+async def live_of_session(connection: AsyncConnection, session_id: str) -> RowMapping | None:
+    """The dispatch of a session that has not ended; there is at most one."""
+    rows = await connection.execute(
+        select(dispatches).where(
+            dispatches.c.session_id == session_id, dispatches.c.state.in_(_LIVE)
+        )
+    )
+    return rows.mappings().first()
+
+
+async def of_instance(
+    connection: AsyncConnection, runner_id: str, instance_id: str
+) -> tuple[SnapshotAttempt, ...]:
+    """The snapshot: what this instance should be holding, under the current fences (B-81)."""
+    rows = await connection.execute(
+        select(dispatches.c.attempt_id, dispatches.c.fence, dispatches.c.state)
+        .join(
+            attempts,
+            and_(
+                attempts.c.attempt_id == dispatches.c.attempt_id,
+                attempts.c.fence == dispatches.c.fence,
+            ),
+        )
+        .where(
+            dispatches.c.runner_id == runner_id,
+            dispatches.c.instance_id == instance_id,
+            dispatches.c.state.in_(_LIVE),
+        )
+        .order_by(dispatches.c.attempt_id)
+    )
+    return tuple(
+        SnapshotAttempt(attempt_id=a, fence=fence, state=SnapshotState(state))
+        for a, fence, state in rows
+    )
+
+
+async def _leave(
+    connection: AsyncConnection,
+    attempt_id: str,
+    fence: int,
+    states: Iterable[DispatchState],
+    **values: object,
+) -> bool:
+    changed = await connection.execute(
+        update(dispatches)
+        .where(_is(attempt_id, fence), dispatches.c.state.in_(list(states)))
+        .values(**values)
+    )
+    return changed.rowcount == 1
+
+
+def _is(attempt_id: str, fence: int) -> ColumnElement[bool]:
+    return and_(dispatches.c.attempt_id == attempt_id, dispatches.c.fence == fence)

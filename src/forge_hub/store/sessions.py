@@ -1,0 +1,158 @@
+"""Sessions and their attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from forge_core.placement import Refusal
+from forge_hub.attempt_input import AttemptInput
+from forge_hub.states import LIVE_SESSIONS, SessionState
+from forge_hub.store.tables import attempts, sessions
+
+
+async def create(
+    connection: AsyncConnection,
+    given: AttemptInput,
+    *,
+    session_id: str,
+    attempt_id: str,
+    runner_id: str | None,
+    retries: int,
+    now: str,
+) -> None:
+    """Queue a session with its first attempt."""
+    await connection.execute(
+        insert(sessions).values(
+            session_id=session_id,
+            project_id=given.project_id,
+            trust_domain_id=given.trust_domain_id,
+            pinned_runner_id=runner_id,
+            state=SessionState.QUEUED,
+            retries_left=retries,
+            refusals=[],
+            created_at=now,
+        )
+    )
+    await connection.execute(
+        insert(attempts).values(
+            attempt_id=attempt_id,
+            session_id=session_id,
+            input=given.to_wire(),
+            fence=0,
+            created_at=now,
+        )
+    )
+
+
+async def find(connection: AsyncConnection, session_id: str) -> RowMapping | None:
+    """One session's row."""
+    rows = await connection.execute(select(sessions).where(sessions.c.session_id == session_id))
+    return rows.mappings().first()
+
+
+async def newest(connection: AsyncConnection, limit: int) -> Sequence[RowMapping]:
+    """The newest sessions, newest first."""
+    order = (sessions.c.created_at.desc(), sessions.c.session_id)
+    rows = await connection.execute(select(sessions).order_by(*order).limit(limit))
+    return rows.mappings().all()
+
+
+async def attempts_of(connection: AsyncConnection, session_id: str) -> Sequence[RowMapping]:
+    """A session's attempts, oldest first."""
+    rows = await connection.execute(
+        select(attempts)
+        .where(attempts.c.session_id == session_id)
+        .order_by(attempts.c.created_at, attempts.c.attempt_id)
+    )
+    return rows.mappings().all()
+
+
+async def queued(connection: AsyncConnection, limit: int) -> Sequence[RowMapping]:
+    """What waits for a runner, the longest waiting first: session and attempt in one row."""
+    rows = await connection.execute(
+        select(sessions, attempts.c.attempt_id, attempts.c.input, attempts.c.fence)
+        .join(attempts, attempts.c.session_id == sessions.c.session_id)
+        .where(sessions.c.state == SessionState.QUEUED)
+        .order_by(sessions.c.created_at, sessions.c.session_id)
+        .limit(limit)
+    )
+    return rows.mappings().all()
+
+
+async def input_of(connection: AsyncConnection, attempt_id: str) -> AttemptInput:
+    """What the attempt was given."""
+    rows = await connection.execute(
+        select(attempts.c.input).where(attempts.c.attempt_id == attempt_id)
+    )
+    return AttemptInput.model_validate(rows.scalar_one())
+
+
+async def move(
+    connection: AsyncConnection, session_id: str, *, from_: SessionState, to: SessionState
+) -> bool:
+    """Change the state of a session that is in ``from_``; False: it no longer was."""
+    changed = await connection.execute(
+        update(sessions)
+        .where(sessions.c.session_id == session_id, sessions.c.state == from_)
+        .values(state=to)
+    )
+    return changed.rowcount == 1
+
+
+async def end(
+    connection: AsyncConnection,
+    session_id: str,
+    state: SessionState,
+    *,
+    failure_code: str | None,
+    now: str,
+) -> bool:
+    """Give a live session its last state; False: it had one."""
+    changed = await connection.execute(
+        update(sessions)
+        .where(sessions.c.session_id == session_id, sessions.c.state.in_(LIVE_SESSIONS))
+        .values(state=state, failure_code=failure_code, refusals=[], ended_at=now)
+    )
+    return changed.rowcount == 1
+
+
+async def requeue(connection: AsyncConnection, session_id: str, *, is_retry: bool) -> None:
+    """Queue a live session again; a retry is counted, a declined offer is not."""
+    values: dict[str, object] = {"state": SessionState.QUEUED}
+    if is_retry:
+        values["retries_left"] = sessions.c.retries_left - 1
+    await connection.execute(
+        update(sessions)
+        .where(sessions.c.session_id == session_id, sessions.c.state.in_(LIVE_SESSIONS))
+        .values(values)
+    )
+
+
+async def ask_cancel(connection: AsyncConnection, session_id: str, reason: str) -> None:
+    """Remember that somebody wants the session to end, and the first reason."""
+    await connection.execute(
+        update(sessions)
+        .where(sessions.c.session_id == session_id, sessions.c.cancel_reason.is_(None))
+        .values(cancel_reason=reason)
+    )
+
+
+async def set_refusals(
+    connection: AsyncConnection, session_id: str, refusals: Sequence[Refusal]
+) -> None:
+    """Keep why no runner was chosen, or, on an offer, why the others were not (B-96)."""
+    await connection.execute(
+        update(sessions)
+        .where(sessions.c.session_id == session_id)
+        .values(refusals=refusals_as_json(refusals))
+    )
+
+
+def refusals_as_json(refusals: Sequence[Refusal]) -> list[dict[str, str | None]]:
+    """As the API shows them."""
+    return [
+        {"runnerId": r.runner_id, "reason": r.reason.value, "detail": r.detail} for r in refusals
+    ]
