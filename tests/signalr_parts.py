@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -97,15 +98,16 @@ class ScriptedHub:
         return await self.upgrade(request)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
+    async def running(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
         app = web.Application()
         app.router.add_post(f"{HUB_PATH}/negotiate", self._negotiate)
         app.router.add_get(HUB_PATH, self._upgrade)
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}{HUB_PATH}"
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{runner.addresses[0][1]}{HUB_PATH}"
         try:
             yield self.url
         finally:

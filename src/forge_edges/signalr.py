@@ -352,7 +352,7 @@ class SignalRConnection:
             await anyio.sleep(LATE_READ_GRACE_MS / 1000)
             if self._received_at == received_at:
                 self._silence = HubConnectionLost(
-                    "the connection to the hub was given up: nothing came for"
+                    "cannot go on with the hub: nothing came for"
                     f" {self._settings.server_timeout_ms} ms"
                 )
         websocket.transport.abort()
@@ -366,9 +366,9 @@ class SignalRConnection:
                 f" {self._settings.max_inbound_bytes} bytes"
             )
         if closed.rcvd is None:
-            return HubConnectionLost("the connection to the hub broke off")
+            return HubConnectionLost("cannot go on with the hub: the connection broke off")
         code, text = int(closed.rcvd.code), closed.rcvd.reason
-        return HubConnectionLost(f"the hub closed the connection with code {code} {text!r}")
+        return HubConnectionLost(f"cannot go on with the hub: it closed with code {code} {text!r}")
 
     def _fail_calls(self, reason: ForgeError | None) -> None:
         why = reason or "the connection was stopped"
@@ -408,7 +408,8 @@ class _EndedByHub(Exception):  # noqa: N818 - the hub said so; nothing went wron
         super().__init__()
         text = "" if message.error is None else f": {message.error[:MAX_HUB_TEXT_CHARACTERS]!r}"
         self.reason = HubConnectionLost(
-            f"the hub closed the connection{text}", allow_reconnect=bool(message.allow_reconnect)
+            f"cannot go on with the hub: it closed the connection{text}",
+            allow_reconnect=bool(message.allow_reconnect),
         )
 
 

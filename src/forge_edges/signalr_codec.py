@@ -68,13 +68,16 @@ def encode(message: Message) -> bytes:
         lone surrogate, or a type that JSON does not know.
     """
     fields = _close_fields(message) if isinstance(message, CloseMessage) else message.dump()
-    _refuse_non_finite(fields)
     try:
-        return orjson.dumps(fields, option=_STRICT) + SEPARATOR
+        record = orjson.dumps(fields, option=_STRICT)
     except orjson.JSONEncodeError as error:
         raise RefusedError(
             f"cannot encode a SignalR message: {error}", code="not_encodable"
         ) from error
+    # orjson writes NaN and infinity as null: a wrong value instead of an error.
+    if b"null" in record:
+        _refuse_non_finite(fields)
+    return record + SEPARATOR
 
 
 def _close_fields(message: CloseMessage) -> dict[str, Any]:
@@ -88,7 +91,6 @@ def _close_fields(message: CloseMessage) -> dict[str, Any]:
 
 
 def _refuse_non_finite(fields: dict[str, Any]) -> None:
-    """orjson writes NaN and infinity as null: a wrong value instead of an error."""
     rest: list[Any] = [fields]
     while rest:
         value = rest.pop()

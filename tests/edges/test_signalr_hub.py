@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -12,13 +13,13 @@ import aiohttp
 import anyio
 import orjson
 import pytest
-from signalr_parts import connected, record, serving, wait_until
 from starlette.requests import HTTPConnection
 
 from forge_core.errors import HubConnectionLost, HubError
 from forge_edges.signalr import SignalRSettings
 from forge_hub.signalr import Connection, HubException, HubOptions, SignalRHub
 from forge_hub.signalr.tickets import Ticket, TicketError, Tickets
+from signalr_parts import connected, record, serving, wait_until
 
 pytestmark = pytest.mark.requirement("B-95")
 
@@ -484,6 +485,21 @@ async def test_a_hub_that_goes_down_asks_its_clients_back() -> None:
             session.post(f"{url}/negotiate?negotiateVersion=1", headers=bearer("ann")) as answer,
         ):
             assert answer.status == 503
+
+
+async def test_a_hub_that_was_held_up_does_not_blame_its_clients() -> None:
+    hub = make_hub(FAST)
+
+    async def token(_refresh: bool) -> str:
+        return "ann"
+
+    async with serving(hub) as url:
+        settings = SignalRSettings(url, token, keep_alive_ms=100, server_timeout_ms=5000)
+        async with connected(settings) as (c, ends):
+            for _ in range(3):
+                time.sleep(0.5)  # longer than the hub's client timeout
+                assert await c.invoke("Echo", {"here": "still"}) == {"here": "still"}
+            assert ends == []
 
 
 @pytest.mark.requirement("B-01")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 
 import anyio
 import pytest
 from aiohttp import web
-from signalr_parts import HUB_PATH, Peer, ScriptedHub, connected, record
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from forge_core.errors import ForgeError, HubRefused, HubUnavailable, RefusedError
 from forge_edges.signalr import SignalRConnection, SignalRSettings
 from forge_edges.signalr_negotiate import retry_after_ms
+from signalr_parts import HUB_PATH, Peer, ScriptedHub, connected, record
 
 pytestmark = pytest.mark.requirement("B-01")
 
@@ -323,6 +330,56 @@ async def test_both_requests_go_through_the_proxy_that_the_environment_names(
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         async with connected(SignalRSettings(url)):
             pass
+
+
+async def test_tls_with_an_authority_of_the_operators_own(tmp_path: Path) -> None:
+    certificate = self_signed(tmp_path)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(certificate)
+    hub = ScriptedHub(echo_once)
+    async with hub.running(server) as url:
+        assert "certificate" in (await unavailable(SignalRSettings(url, token))).lower()
+        assert hub.requests == []
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        async with connected(SignalRSettings(url, token, tls=trusting)) as (c, _):
+            assert await c.invoke("Echo", {"over": "TLS"}) == [{"over": "TLS"}]
+        hub.negotiate = redirecting(url.replace("https:", "http:"), accessToken="theirs")
+        says = await unavailable(SignalRSettings(url, token, tls=trusting))
+        assert "redirects from https to http" in says
+
+
+async def echo_once(peer: Peer) -> None:
+    call = await peer.next_call()
+    await peer.send(record(type=3, invocationId=call["invocationId"], result=call["arguments"]))
+    await peer.wait_closed()
+
+
+def self_signed(folder: Path) -> Path:
+    """A certificate for 127.0.0.1 that is its own authority, with its key, in one PEM file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hub")])
+    now = datetime.now(UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    encoded = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path = folder / "hub.pem"
+    path.write_bytes(encoded + certificate.public_bytes(serialization.Encoding.PEM))
+    return path
 
 
 async def test_stop_during_the_opening_ends_it() -> None:
