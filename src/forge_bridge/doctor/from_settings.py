@@ -1,0 +1,87 @@
+"""The preflight of a bridge: its settings in, findings and advertisement out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from forge_bridge.doctor.preflight import Preflight, run_checks
+from forge_bridge.doctor.preflight_settings import PreflightSettings
+from forge_bridge.settings import BridgeSettings
+from forge_core.errors import RefusedError
+from forge_core.labels import Owner
+from forge_core.ports import Engine
+from forge_core.resources import ResourceCapacity
+from forge_core.sandbox_spec import Hardening
+
+MAX_PROFILE_BYTES: Final = 1 << 20
+
+
+async def preflight(
+    engine: Engine, settings: BridgeSettings, *, runner_id: str, instance_id: str
+) -> Preflight:
+    """Run every check for these settings.
+
+    :param instance_id: this life of the process; with ``runner_id`` it labels what the probe
+        makes, so that the next start finds it should this one die in the middle.
+    :raises RefusedError: the seccomp profile cannot be used.
+    """
+    owner = Owner(
+        runner_id=runner_id,
+        runner_instance_id=instance_id,
+        attempt_id="preflight",
+        fence=1,
+        project_id="preflight",
+        trust_domain_id=settings.trust_domain_id or "preflight",
+    )
+    return await run_checks(
+        engine,
+        PreflightSettings(
+            owner=owner,
+            tooling_image=settings.agent_tooling_image,
+            hardening=await read_hardening(settings),
+            capacity=capacity_of(settings),
+            publication_mode=settings.sandbox_publication_mode,
+            dedicated_disk=settings.sandbox_dedicated_disk,
+            docker_desktop_allowed=settings.allow_docker_desktop_sandbox,
+            host_execution_allowed=settings.allow_host_execution,
+        ),
+    )
+
+
+def capacity_of(settings: BridgeSettings) -> ResourceCapacity:
+    """What the operator allows all attempts together (B-21, B-22)."""
+    return ResourceCapacity(
+        slots=settings.max_concurrent_sandboxes,
+        builds=settings.max_concurrent_sandbox_builds,
+        pids=settings.sandbox_pid_capacity,
+        memory_bytes=settings.sandbox_memory_capacity_bytes,
+        cpu_millis=settings.sandbox_cpu_capacity_millis,
+    )
+
+
+async def read_hardening(settings: BridgeSettings) -> Hardening:
+    """The configured hardening with the seccomp profile's text (B-35).
+
+    :raises RefusedError: the profile cannot be read, is too large, or is no JSON object.
+    """
+    profile = settings.sandbox_seccomp_profile
+    text = None if profile is None else await anyio.to_thread.run_sync(_read_profile, profile)
+    return Hardening(text, settings.sandbox_lsm_security_opt)
+
+
+def _read_profile(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_PROFILE_BYTES + 1)
+        if len(text) > MAX_PROFILE_BYTES:
+            raise ValueError(f"it is larger than {MAX_PROFILE_BYTES} bytes")
+        return text.decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise RefusedError(
+            f"cannot read the seccomp profile {path}: {error}",
+            code="configuration",
+            field="FORGE_SANDBOX_SECCOMP_PROFILE",
+        ) from None

@@ -1,0 +1,42 @@
+"""What ``sandbox_required`` asks for beyond the engine (B-51): proven, or a blocker by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from forge_bridge.doctor.preflight_settings import PreflightSettings
+from forge_bridge.doctor.results import Check, CheckResult
+from forge_core.wire.codes import PublicationMode
+
+PUBLICATION: Final = Check(
+    "publication_mode", "Results leave by bridge_push", "FORGE_SANDBOX_PUBLICATION_MODE"
+)
+IMAGE_POLICY: Final = Check(
+    "image_policy", "Images pass SBOM, vulnerability and provenance gates", "the gates"
+)
+SIGNATURES: Final = Check("signatures", "Image signatures are verified", "the signature verifier")
+BUILD_EGRESS: Final = Check(
+    "build_egress", "Image builds reach nothing that they should not", "the builder"
+)
+REMEDIES: Final = {
+    IMAGE_POLICY: "set FORGE_SANDBOX_IMAGE_POLICY_ENFORCED=true and its three gate tools",
+    SIGNATURES: "set FORGE_SANDBOX_SIGNATURE_EXECUTABLE and FORGE_SANDBOX_SIGNATURE_PUBLIC_KEY",
+    BUILD_EGRESS: "set FORGE_SANDBOX_BUILD_EGRESS_ENFORCED=true for a builder behind such control",
+}
+
+
+def policy_checks(settings: PreflightSettings) -> Iterator[CheckResult]:
+    """Every finding that needs no engine."""
+    for check, remedy in REMEDIES.items():
+        if evidence := settings.proofs.get(check.id):
+            yield check.passed(evidence)
+        else:
+            yield check.blocks_required("nothing has shown it", remedy)
+    if settings.publication_mode is PublicationMode.BRIDGE_PUSH:
+        yield PUBLICATION.passed(settings.publication_mode.value)
+    else:
+        yield PUBLICATION.blocks_required(
+            f"{settings.publication_mode.value}: the agent's result lands in a shared clone",
+            f"set FORGE_SANDBOX_PUBLICATION_MODE={PublicationMode.BRIDGE_PUSH.value}",
+        )
