@@ -24,12 +24,11 @@ from typing import Final
 import anyio
 import anyio.abc
 import structlog
-from forge_core.redaction import Masker
-from forge_edges.host_commands import ProcessHostCommands
 from pydantic import SecretStr
 
 from forge_bridge import __version__
-from forge_bridge.doctor import Preflight, preflight
+from forge_bridge.doctor import Preflight, preflight, read_hardening
+from forge_bridge.doctor.from_settings import capacity_of
 from forge_bridge.flows import boot, disk, status
 from forge_bridge.flows.legacy import LegacyDispatches
 from forge_bridge.flows.offer import watch_reservations
@@ -45,13 +44,13 @@ from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
 from forge_core.admission import DiskPressure
 from forge_core.errors import EngineTimedOut, EngineUnreachable, ForgeError
-from forge_core.resources import ResourceCapacity
-from forge_core.sandbox_spec import Hardening
+from forge_core.redaction import Masker
 from forge_edges.clock import SystemClock
 from forge_edges.disk import FileSystemDisk
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
 from forge_edges.git_stores import GitStores
+from forge_edges.host_commands import ProcessHostCommands
 from forge_edges.hub_url import resolve_bridge_runner_hub_url
 from forge_edges.signalr import SignalRConnectionFactory
 from forge_edges.signalr_settings import SignalRSettings
@@ -145,7 +144,9 @@ async def open_bridge(
         facts = await engine.facts()
         lock = await root.acquire_engine_lock(facts.id, root.runner_id, instance_id=instance_id)
         try:
-            checked = await preflight(engine, settings)
+            checked = await preflight(
+                engine, settings, runner_id=root.runner_id, instance_id=instance_id
+            )
             async with anyio.create_task_group() as tasks:
                 service = await _assemble(
                     settings, root, identity, clock, engine, checked, tasks, connections, reach
@@ -189,7 +190,7 @@ async def _assemble(
         repositories=repositories,
         tasks=tasks,
         sandbox=await sandbox_settings(settings),
-        capacity=capacity(settings),
+        capacity=capacity_of(settings),
         capabilities=checked.capabilities,
         disk=DiskPressure(
             settings.disk_high_watermark_percent,
@@ -213,17 +214,6 @@ async def _assemble(
     return BridgeService(runner, session, legacy)
 
 
-def capacity(settings: BridgeSettings) -> ResourceCapacity:
-    """What the operator allows all attempts together (B-21, B-22)."""
-    return ResourceCapacity(
-        slots=settings.max_concurrent_sandboxes,
-        builds=settings.max_concurrent_sandbox_builds,
-        pids=settings.sandbox_pid_capacity,
-        memory_bytes=settings.sandbox_memory_capacity_bytes,
-        cpu_millis=settings.sandbox_cpu_capacity_millis,
-    )
-
-
 async def sandbox_settings(settings: BridgeSettings) -> SandboxSettings | None:
     """What every sandbox is made of; None without a tooling image.
 
@@ -231,15 +221,11 @@ async def sandbox_settings(settings: BridgeSettings) -> SandboxSettings | None:
     """
     if settings.agent_tooling_image is None:
         return None
-    profile = settings.sandbox_seccomp_profile
     return SandboxSettings(
         tooling_image=settings.agent_tooling_image,
         supervisor_source=await anyio.Path(SUPERVISOR / "supervisor.py").read_text("utf-8"),
         bundle_source=await anyio.Path(SUPERVISOR / "bundle.py").read_text("utf-8"),
-        hardening=Hardening(
-            None if profile is None else await anyio.Path(profile).read_text("utf-8"),
-            settings.sandbox_lsm_security_opt,
-        ),
+        hardening=await read_hardening(settings),
         hard_wall_ms=settings.sandbox_hard_wall_seconds * 1000,
         idle_ms=settings.sandbox_idle_seconds * 1000,
         kill_grace_ms=settings.sandbox_kill_grace_seconds * 1000,
@@ -267,18 +253,15 @@ async def _reachable_engine(
 ) -> AsyncIterator[DockerEngine]:
     """The engine, once it answers: nothing is advertised before that (B-05)."""
     endpoint = resolve_endpoint(settings.docker_context, os.environ)
-    while True:
-        try:
-            connecting = DockerEngine.connect(endpoint)
-            engine = await connecting.__aenter__()
-            break
-        except (EngineUnreachable, EngineTimedOut) as error:
-            logger.error("the Docker engine does not answer; waiting for it", error=str(error))
-            await clock.sleep_until_ms(clock.now_ms() + ENGINE_RETRY_MS)
-    try:
+    async with DockerEngine.connect(endpoint) as engine:
+        while True:
+            try:
+                await engine.facts()
+                break
+            except (EngineUnreachable, EngineTimedOut) as error:
+                logger.error("the Docker engine does not answer; waiting for it", error=str(error))
+                await clock.sleep_until_ms(clock.now_ms() + ENGINE_RETRY_MS)
         yield engine
-    finally:
-        await connecting.__aexit__(None, None, None)
 
 
 async def _until_stopped(settings: BridgeSettings) -> None:

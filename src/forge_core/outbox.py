@@ -154,6 +154,10 @@ class Outbox:
         """Cleanup reports without their acknowledgement, as heartbeats tell it."""
         return self._reports
 
+    def holds_result(self, attempt_id: str, fence: int) -> bool:
+        """Whether a result of this dispatch waits for its acknowledgement."""
+        return bool(self._lanes.get(Lane("result", attempt_id, fence)))
+
     @property
     def is_full(self) -> bool:
         """Whether events are refused: new work should not be taken on."""

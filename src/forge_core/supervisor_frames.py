@@ -141,11 +141,11 @@ def _parse(line: bytes) -> Frame | None:
             return _ended(value)
         case "expired":
             which = value.get("which")
-            known = isinstance(which, str) and which in set(Deadline)
-            return DeadlinePassed(Deadline(which)) if known else None
+            if isinstance(which, str) and which in set(Deadline):
+                return DeadlinePassed(Deadline(which))
         case "refused":
             reason, count = value.get("reason"), value.get("count")
-            if isinstance(reason, str) and _is_count(count):
+            if isinstance(reason, str) and isinstance(count, int) and _is_count(count):
                 return FrameRefused(reason[:64], count)
     return None
 

@@ -28,6 +28,10 @@ class SystemClock:
         """RFC 3339, UTC, milliseconds, ``Z``."""
         return datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
+    def unix_seconds(self) -> int:
+        """Whole seconds since the epoch, for commit dates."""
+        return int(time.time())
+
     async def sleep_until_ms(self, deadline_ms: int) -> None:
         """Return once :meth:`now_ms` has reached ``deadline_ms``.
 

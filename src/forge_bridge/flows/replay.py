@@ -68,6 +68,10 @@ class Replay:
         """All messages that the hub has not acknowledged."""
         return len(self._outbox)
 
+    def holds_result(self, attempt_id: str, fence: int) -> bool:
+        """Whether a result of this dispatch waits for its acknowledgement."""
+        return self._outbox.holds_result(attempt_id, fence)
+
     @property
     def is_full(self) -> bool:
         """Whether so much waits for the hub that no new work should be taken on."""
