@@ -11,7 +11,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NoReturn, ParamSpec, TypeVar
 
@@ -81,6 +82,18 @@ def complain(message: str) -> None:
 def say(message: str) -> None:
     """One line of the result."""
     typer.echo(message)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show that something takes a while, where somebody looks on."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{what} …"):
+        yield
 
 
 def print_json(payload: object) -> None:
