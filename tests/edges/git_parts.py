@@ -141,7 +141,7 @@ def make_clone(directory: Path, object_format: str = "sha1") -> Path:
     """A clone with two commits, every kind of tree entry, and attributes that want to act."""
     directory.mkdir(parents=True)
     git(directory, "init", "-q", "-b", "main", f"--object-format={object_format}")
-    (directory / "README").write_bytes(b"$Id$ $Format:%H$\r\n")
+    (directory / "README").write_bytes(b"$Id$ $Format:%H$\n")
     (directory / "dir/deep").mkdir(parents=True)
     (directory / "dir/inner").write_text("inner\n")
     (directory / "dir/deep/file").write_text("deep\n")
@@ -149,7 +149,7 @@ def make_clone(directory: Path, object_format: str = "sha1") -> Path:
     (directory / "dir/run").chmod(0o755)
     (directory / "link").symlink_to("dir/inner")
     (directory / "dir/absolute").symlink_to("/dev/null")
-    (directory / ".gitattributes").write_text("* ident eol=lf export-subst\ndir export-ignore\n")
+    (directory / ".gitattributes").write_text("* ident text eol=crlf export-subst\ndir export-ignore\n")
     (directory / ".gitignore").write_text("*.o\nbuild/\n")
     git(directory, "add", "-A")
     git(directory, "commit", "-qm", "one")
