@@ -7,6 +7,7 @@ of the engine can carry our labels, so a label alone never justifies a removal.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
@@ -73,10 +74,10 @@ class Owner:
 
 
 def name_from_labels(labels: Mapping[str, str]) -> str:
-    """``forge-<role>-<digest of the whole key>``."""
+    """``forge-<role>-<digest of the whole key>``; no two keys share their encoding."""
     role = labels[ROLE]
     keys = (RUNNER_ID, INSTANCE_ID, ATTEMPT_ID, FENCE, ROLE, PROJECT_ID, TRUST_DOMAIN_ID)
-    material = "\0".join(labels[key] for key in keys)
+    material = json.dumps([labels[key] for key in keys])
     return f"forge-{role}-{hashlib.sha256(material.encode()).hexdigest()[:24]}"
 
 

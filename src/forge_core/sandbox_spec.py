@@ -1,11 +1,9 @@
 """From a typed spec to the engine's request: the whole hardening list in one pure function.
 
 sandbox.md, *Every container*.  The result is the body of ``POST /containers/create`` of the
-Engine API (1.41 and later);
-:mod:`forge_core.read_back` compares what the engine says it created with
-what was asked, because a request that was accepted is not a request that was obeyed.  An engine
-may also echo a limit that it does not enforce (rootless without cgroup delegation): only a look
-from inside a container shows that (:mod:`forge_bridge.doctor`).
+Engine API (1.41 and later).  A request that was accepted is not a request that was obeyed:
+:mod:`forge_core.read_back` compares it with what the engine says it created, and the doctor
+looks from inside a container.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ PRELOAD_FILE: Final = "/etc/ld.so.preload"
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _REPOSITORY = re.compile(
-    r"(?:[A-Za-z0-9.-]+(?::[0-9]{1,5})?/)?[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+    r"(?:[A-Za-z0-9]+(?:(?:\.|-+)[A-Za-z0-9]+)*(?::[0-9]{1,5})?/)?[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
     r"(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*\Z"
 )
 _ENGINE_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}\Z")
@@ -196,6 +194,8 @@ class ContainerSpec:
             raise _malformed("argv", f"{self.name} has a NUL in its command or environment")
         if not all(_VARIABLE.match(name) for name in self.environment):
             raise _malformed("environment", f"{self.name} has an ill-formed variable name")
+        if self.working_directory != "/" and not _TARGET.match(self.working_directory):
+            raise _malformed("working_directory", f"{self.working_directory[:100]!r} is no path")
         if self.network is not None and (
             self.network in _FOREIGN_NETWORKS or not _ENGINE_NAME.match(self.network)
         ):
