@@ -173,9 +173,12 @@ class GitStore(Protocol):
         """Have the commit and its tree in the store; raises RefusedError workspace_invalid."""
 
     def workspace_archive(
-        self, repository: str, commit: str, *, uid: int, gid: int
+        self, repository: str, commit: str, *, uid: int, gid: int, directory: str
     ) -> AsyncIterable[bytes]:
-        """A tar of the tree and of a shallow ``.git``, every blob exactly as committed."""
+        """A tar of the tree and of a shallow ``.git``, every blob exactly as committed.
+
+        Everything is in ``directory``, which has the owner too.
+        """
 
     async def tree_listing(self, repository: str, commit: str) -> bytes:
         """What ``git ls-tree -r -z`` says of the commit."""

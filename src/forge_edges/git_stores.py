@@ -42,7 +42,7 @@ class GitStores:
         await git.ensure_commit(clone, self._store(repository), commit, limits=self.fetch_limits)
 
     def workspace_archive(
-        self, repository: str, commit: str, *, uid: int, gid: int
+        self, repository: str, commit: str, *, uid: int, gid: int, directory: str = "."
     ) -> AsyncIterable[bytes]:
         """See :func:`forge_edges.workspace_archive.workspace_archive`."""
         return workspace_archive(
@@ -50,6 +50,7 @@ class GitStores:
             commit,
             uid=uid,
             gid=gid,
+            directory=directory,
             max_bytes=self.max_workspace_bytes,
             max_entries=self.max_workspace_entries,
         )

@@ -51,6 +51,7 @@ _SHA256_CONFIG = """\
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
+    directory: bytes
     uid: int
     gid: int
     modified: int
@@ -59,7 +60,8 @@ class _Owner:
         self, path: bytes, kind: bytes, *, mode: int, size: int = 0, link: str = ""
     ) -> bytes:
         """One tar header, GNU form: names of any length and bytes."""
-        info = tarfile.TarInfo(path.decode("utf-8", "surrogateescape"))
+        name = self.directory + path
+        info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
         info.type, info.mode, info.size, info.linkname = kind, mode, size, link
         info.uid, info.gid, info.mtime = self.uid, self.gid, self.modified
         return info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
@@ -76,6 +78,7 @@ async def workspace_archive(
     *,
     uid: int,
     gid: int,
+    directory: str = ".",
     max_bytes: int,
     max_entries: int,
 ) -> AsyncIterator[bytes]:
@@ -84,6 +87,7 @@ async def workspace_archive(
     Gitlinks become empty directories.  Nothing is yielded before the whole tree has passed the
     rules.  Close the iterator (``contextlib.aclosing``) when it is not read to its end.
 
+    :param directory: where the tree is in the archive; its owner is *uid*:*gid* as well.
     :param max_bytes: of all blobs together.
     :param max_entries: files, links and directories together.
     :raises RefusedError: ``code="workspace_invalid"``: a path that breaks a rule (it is named),
@@ -99,12 +103,12 @@ async def workspace_archive(
     except (RefusedError, ValueError) as error:
         raise _invalid(f"cannot read commit {commit}: {error}") from error
     _check(entries, commit, max_bytes=max_bytes, max_entries=max_entries)
-    owner = _Owner(uid, gid, modified)
+    owner = _Owner(f"{directory}/".encode(), uid, gid, modified)
     async with quarantine(
         store_path, object_format=object_format(commit), bounds=bounds
     ) as scratch:
         await _pack(scratch, commit)
-        yield owner.header(b"./", tarfile.DIRTYPE, mode=0o755)
+        yield owner.header(b"", tarfile.DIRTYPE, mode=0o755)
         for chunk in _git_directory(scratch.path, commit, owner):
             yield chunk
         async for chunk in _tree(store, entries, owner):

@@ -23,7 +23,7 @@ from forge_core.output_exchange import (
     parse_helper_reply,
 )
 from forge_core.ports import Attachment, ImportedOutput
-from forge_core.sandbox_spec import WORKSPACE, ContainerSpec, VolumeMount
+from forge_core.sandbox_spec import WORKSPACE, WORKSPACE_VOLUME, ContainerSpec, VolumeMount
 from forge_core.wire.codes import EventType, FailureCode
 from forge_core.wire.events import Warning_
 
@@ -77,12 +77,12 @@ class OutputCollector:
             owner=context.run.state.owner,
             role="helper",
             image=context.settings.tooling_image,
-            argv=(INTERPRETER, "-I", "-S", "-c", context.settings.bundle_source),
+            argv=(INTERPRETER, "-I", "-S", "-c", context.settings.bundle_source, WORKSPACE),
             memory_bytes=HELPER_MEMORY_BYTES,
             cpu_millis=context.resources.cpu_millis,
             pids=HELPER_PIDS,
             tmp_bytes=HELPER_MEMORY_BYTES // 2,
-            mounts=(VolumeMount(context.volume, WORKSPACE, read_only=True),),
+            mounts=(VolumeMount(context.volume, WORKSPACE_VOLUME, read_only=True),),
         )
 
     async def _collect(self, stream: Attachment, listing: bytes) -> ImportedOutput:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from forge_core.redaction import Masker
-
 from forge_bridge.sandbox.stage import StageContext, StageFailed
 from forge_core.backoff import Backoff
 from forge_core.errors import HubUnavailable, RetryableError
+from forge_core.redaction import Masker
 from forge_core.wire.codes import EventType, FailureCode
 from forge_core.wire.events import SecretsRedeemed, Warning_
 from forge_core.wire.from_bridge import RedeemSecretGrant, SecretGrantAck

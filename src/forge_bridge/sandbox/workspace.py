@@ -8,6 +8,7 @@ from forge_core.sandbox_spec import (
     SANDBOX_GID,
     SANDBOX_UID,
     WORKSPACE,
+    WORKSPACE_VOLUME,
     ContainerSpec,
     VolumeMount,
 )
@@ -31,9 +32,13 @@ async def fill_workspace(context: StageContext) -> None:
     context.agent_container = await context.create_container(spec)
     start = context.start
     archive = context.runner.git.workspace_archive(
-        start.repository, start.input_commit, uid=SANDBOX_UID, gid=SANDBOX_GID
+        start.repository,
+        start.input_commit,
+        uid=SANDBOX_UID,
+        gid=SANDBOX_GID,
+        directory=WORKSPACE.removeprefix(f"{WORKSPACE_VOLUME}/"),
     )
-    await context.engine.put_archive(context.agent_container, WORKSPACE, archive)
+    await context.engine.put_archive(context.agent_container, WORKSPACE_VOLUME, archive)
     await _tell_inventory(context, spec)
 
 
@@ -49,7 +54,7 @@ def agent_spec(context: StageContext, volume: str) -> ContainerSpec:
         cpu_millis=resources.cpu_millis,
         pids=resources.pids,
         working_directory=WORKSPACE,
-        mounts=(VolumeMount(volume, WORKSPACE, read_only=False),),
+        mounts=(VolumeMount(volume, WORKSPACE_VOLUME, read_only=False),),
     )
 
 
