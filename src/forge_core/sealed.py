@@ -15,6 +15,7 @@ from typing import Any, Final
 
 _SEAL: Final = b',"checksum":"'
 _DIGEST_CHARACTERS: Final = 16
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _TAIL_BYTES: Final = len(_SEAL) + _DIGEST_CHARACTERS + len(b'"}')
 
 
@@ -28,7 +29,7 @@ def encode(value: Mapping[str, Any]) -> bytes:
     :raises ValueError: a float that JSON does not know, or an object that contains itself.
     :raises TypeError: something that JSON does not know.
     """
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")
 
 
 def seal(body: bytes) -> bytes:

@@ -1,17 +1,18 @@
 """The append-only record of one attempt on disk (:class:`forge_core.ports.Ledger`; storage.md).
 
-Appends that meet share one write and one ``fdatasync`` (group commit): whoever finds the file
-free writes for everyone who waits.  A write that fails leaves the file as it was before; a sync
-that fails ends the ledger for this process, since what such a file holds is known only after it
-was read again (fsync(2), NOTES).
+Appends that meet share one write and one ``fdatasync`` (group commit).  A write that fails
+leaves the file as it was before; a sync that fails ends the ledger for this process, since what
+such a file holds is known only after it was read again (fsync(2), NOTES).
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final, Self
 
 import anyio
@@ -33,22 +34,25 @@ from forge_edges.durable_file import (
     write_all,
 )
 
+_MAX_BATCH: Final = 256
 _OPEN_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class _Batch:
-    """Records that become durable, or fail, together; until shown otherwise, they failed."""
+class _Append:
+    """One record on its way; until shown otherwise, it was not written."""
 
-    __slots__ = ("bodies", "error", "is_done")
+    __slots__ = ("body", "done", "error")
 
-    def __init__(self, path: Path) -> None:
-        self.bodies: list[bytes] = []
-        self.is_done = False
+    def __init__(self, body: bytes, path: Path) -> None:
+        self.body = body
+        self.done = anyio.Event()
         self.error: ForgeError | None = DiskUnusable(f"cannot append to {path}: not written")
 
 
 class LedgerFile:
-    """One ledger, open for appending; one object a file.
+    """One ledger, open for appending; one object a file, used from one event loop.
+
+    It has a thread of its own, which takes whatever waits, writes it and syncs once.
 
     :param utc: the wall clock as RFC 3339, for the ``time`` of records.
     """
@@ -57,13 +61,15 @@ class LedgerFile:
         self, path: Path, descriptor: int, *, sequence: int, size_bytes: int, utc: Callable[[], str]
     ) -> None:
         self.path = path
-        self._descriptor: int | None = descriptor
+        self._descriptor = descriptor
         self._sequence = sequence
         self._size_bytes = size_bytes
         self._utc = utc
-        self._next = _Batch(path)
-        self._writing = anyio.Lock(fast_acquire=True)
         self._broken: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._waiting: SimpleQueue[_Append | None] = SimpleQueue()
+        self._writer = threading.Thread(target=self._run, name=path.name, daemon=True)
+        self._writer.start()
 
     @classmethod
     async def create(cls, path: Path, *, utc: Callable[[], str]) -> Self:
@@ -94,43 +100,54 @@ class LedgerFile:
         """Add one record; it is durable when this returns, and not there when this raises.
 
         Once begun it is carried through although the caller is cancelled: an intent without its
-        effect does no harm.
+        effect does no harm.  Records become durable in the order of the calls.
 
         :raises DiskUnusable: the record must be taken as not written.
         :raises RefusedError: ``record_invalid``, ``record_too_large``, ``ledger_full`` or
             ``ledger_closed``.
         """
-        body = encode_body(self._utc(), kind, data)
-        batch = self._next
-        batch.bodies.append(body)
+        append = _Append(encode_body(self._utc(), kind, data), self.path)
+        if not self._writer.is_alive():
+            raise RefusedError(f"cannot append to {self.path}: it is closed", code="ledger_closed")
+        self._waiting.put(append)
         with anyio.CancelScope(shield=True):
-            async with self._writing:
-                if not batch.is_done:
-                    self._next = _Batch(self.path)
-                    await self._commit(batch)
-        if batch.error is not None:
-            raise batch.error
+            await append.done.wait()
+        if append.error is not None:
+            raise append.error
 
     async def close(self) -> None:
-        """Wait for appends under way and let go of the file; idempotent."""
-        with anyio.CancelScope(shield=True):
-            async with self._writing:
-                if self._descriptor is not None:
-                    os.close(self._descriptor)
-                    self._descriptor = None
+        """Finish the appends under way and let go of the file; idempotent."""
+        if self._writer.is_alive():
+            self._waiting.put(None)
+            with anyio.CancelScope(shield=True):
+                await on_disk(self._writer.join)
 
-    async def _commit(self, batch: _Batch) -> None:
-        batch.is_done = True
+    def _run(self) -> None:
         try:
-            await on_disk(self._write, batch.bodies)
-        except ForgeError as error:
-            batch.error = error
-        else:
-            batch.error = None
+            while batch := self._next_batch():
+                error: ForgeError | None = batch[0].error
+                try:
+                    self._write([append.body for append in batch])
+                    error = None
+                except ForgeError as failure:
+                    error = failure
+                finally:
+                    self._loop.call_soon_threadsafe(_settle, batch, error)
+        finally:
+            os.close(self._descriptor)
+
+    def _next_batch(self) -> list[_Append]:
+        """Wait for a record and take what else is there; nothing when the ledger is closed."""
+        batch: list[_Append] = []
+        while len(batch) < _MAX_BATCH and not (batch and self._waiting.empty()):
+            append = self._waiting.get()
+            if append is None:
+                self._waiting.put(None)
+                break
+            batch.append(append)
+        return batch
 
     def _write(self, bodies: list[bytes]) -> None:
-        if self._descriptor is None:
-            raise RefusedError(f"cannot append to {self.path}: closed", code="ledger_closed")
         if self._broken is not None:
             raise DiskUnusable(
                 f"cannot append to {self.path}: an earlier sync failed: {self._broken}"
@@ -145,30 +162,37 @@ class LedgerFile:
                 code="ledger_full",
             )
         with disk_errors("append to", self.path):
-            self._write_lines(self._descriptor, lines)
+            self._write_lines(lines)
         self._sequence += len(bodies)
         self._size_bytes += len(lines)
 
-    def _write_lines(self, descriptor: int, lines: bytes) -> None:
+    def _write_lines(self, lines: bytes) -> None:
         try:
-            write_all(descriptor, lines)
+            write_all(self._descriptor, lines)
         except OSError as error:
-            self._undo(descriptor, error)
+            if not self._cut_back():
+                self._broken = error.strerror
             raise
         try:
-            os.fdatasync(descriptor)
+            os.fdatasync(self._descriptor)
         except OSError as error:
-            self._broken = str(error.strerror)
-            with suppress(OSError):
-                os.ftruncate(descriptor, self._size_bytes)
+            self._broken = error.strerror
+            self._cut_back()
             raise
 
-    def _undo(self, descriptor: int, cause: OSError) -> None:
-        """Cut off what a failed write left, so that nobody takes the next record for its end."""
+    def _cut_back(self) -> bool:
+        """Remove what a failed write left, so that nobody takes the next record for its end."""
         try:
-            os.ftruncate(descriptor, self._size_bytes)
+            os.ftruncate(self._descriptor, self._size_bytes)
         except OSError:
-            self._broken = str(cause.strerror)
+            return False
+        return True
+
+
+def _settle(batch: list[_Append], error: ForgeError | None) -> None:
+    for append in batch:
+        append.error = error
+        append.done.set()
 
 
 def read_ledger(path: Path) -> LedgerContents:
