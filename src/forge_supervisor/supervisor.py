@@ -43,7 +43,7 @@ MAX_REAPED_A_TURN = 256
 
 INIT_WAIT_MS = 60_000
 TICK_MS = 250  # poll() sleeps on CLOCK_MONOTONIC, which stands still while the machine sleeps
-HOLD_MS = 100  # how long a full log buffer may hold the agent before bytes are dropped
+HOLD_MS = 1_000  # how long a full log buffer may hold the agent before bytes are dropped
 KILL_WAIT_MS = 2_000  # for SIGKILL to take effect; the kernel kills the rest when PID 1 exits
 STATUS_FLUSH_MS = 20_000  # for a slow reader to take the agent's status, within the lease
 LAST_WORDS_MS = 1_000

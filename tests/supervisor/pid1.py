@@ -140,7 +140,7 @@ class Pid1:
         ``unshare --kill-child`` is not enough: the change of user resets PR_SET_PDEATHSIG.
         """
         if self.process.poll() is None:
-            with contextlib.suppress(ValueError, ProcessLookupError):  # just gone
+            with contextlib.suppress(IndexError, OSError):  # just gone
                 os.kill(self.host_pid, signal.SIGKILL)
         for pipe in (self._stdin, self._stdout, self._stderr):
             with contextlib.suppress(BrokenPipeError):
@@ -161,12 +161,16 @@ class Pid1:
 
     @property
     def host_pid(self) -> int:
-        pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+        return child_of(self.process.pid)
 
     @property
     def stderr(self) -> str:
         return self._stderr.read().decode()
+
+
+def child_of(pid: int) -> int:
+    """The first child, as seen from here."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 def peak_memory_kib(pid: int) -> int:

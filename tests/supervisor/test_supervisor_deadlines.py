@@ -49,6 +49,7 @@ def test_a_renewal_counts_from_its_receipt_and_stops_at_the_hard_wall() -> None:
     assert held.next() == (2_100, "lease")
     held.renew(lease_frame(9, 28_800_000), 2_050)
     assert held.next() == (10_000, "hardWall")
+    assert held.lease_at_ms == 10_000
 
 
 @pytest.mark.requirement("B-70")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pid1 import KEY, Pid1, init_frame
+from pid1 import KEY, Pid1, child_of, init_frame
 
 THIEF = """
 import ctypes, json, os, subprocess, time
@@ -94,7 +94,7 @@ def test_the_key_is_in_pid_1_and_nowhere_in_the_agent(start: Callable[..., Pid1]
     pid1.send(init_frame("sh", "-c", "echo up; while :; do sleep 1; done"))
     pid1.wait_for_text("up")
     host_pid = pid1.host_pid
-    agent = int(Path(f"/proc/{host_pid}/task/{host_pid}/children").read_text().split()[0])
+    agent = child_of(host_pid)
     needles = (KEY, base64.b64encode(KEY))
     assert any(needle in memory_of(host_pid) for needle in needles)  # the search can find it
     assert not any(needle in memory_of(agent) for needle in needles)

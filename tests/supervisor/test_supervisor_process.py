@@ -16,6 +16,7 @@ from pid1 import (
     SOURCE,
     UID,
     Pid1,
+    child_of,
     init_frame,
     lease_frame,
     now_ms,
@@ -324,9 +325,25 @@ def test_a_second_cancel_only_hurries(start: Start) -> None:
 
 @pytest.mark.requirement("B-71")
 def test_the_grace_of_a_cancel_does_not_outlive_the_lease(start: Start) -> None:
-    pid1 = run(start, "sh", "-c", SILENT, leaseMs=1_000)
+    pid1 = run(start, "sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done", leaseMs=1_500)
+    pid1.wait_for_text("up")
     pid1.send({"type": "cancel", "graceMs": 600_000})
     assert pid1.end() == 73
+
+
+def test_an_agent_that_has_ended_cannot_be_cancelled_any_more(start: Start) -> None:
+    pid1 = run(start, "sh", "-c", "read -r line < /dev/zero")
+    pid1.wait_for("started")
+    host_pid = pid1.host_pid
+    agent = child_of(host_pid)
+    os.kill(host_pid, signal.SIGSTOP)
+    os.kill(agent, signal.SIGUSR1)
+    while ") Z " not in Path(f"/proc/{agent}/stat").read_text():
+        signal.sigtimedwait([], 0.01)
+    pid1.send({"type": "cancel", "graceMs": 0})
+    os.kill(host_pid, signal.SIGCONT)
+    assert pid1.end() == 0
+    assert pid1.frames[-1] == {"type": "exit", "signal": signal.SIGUSR1}
 
 
 def test_a_stopped_process_gets_its_grace(start: Start) -> None:
@@ -346,6 +363,21 @@ def test_sigterm_from_outside_is_a_cancel(start: Start) -> None:
 
 
 # --- output
+
+
+def test_nothing_it_reads_or_writes_can_block_it(start: Start) -> None:
+    """Not even an agent that opens its own pipe for reading, to empty it after our poll."""
+    pid1 = run(start, "sh", "-c", SILENT)
+    pid1.wait_for("started")
+    pipes = [
+        int(fdinfo.name)
+        for fdinfo in Path(f"/proc/{pid1.host_pid}/fdinfo").iterdir()
+        if os.readlink(f"/proc/{pid1.host_pid}/fd/{fdinfo.name}").startswith("pipe:")
+    ]
+    assert len(pipes) == 7  # stdin, stdout, stderr, the agent's two, both ends of the wake pipe
+    for fd in pipes:
+        flags = Path(f"/proc/{pid1.host_pid}/fdinfo/{fd}").read_text().splitlines()[1].split()[1]
+        assert fd == 2 or int(flags, 8) & os.O_NONBLOCK  # 2: set before the one line it gets
 
 
 def test_a_flood_keeps_memory_flat_and_loses_nothing(start: Start) -> None:
