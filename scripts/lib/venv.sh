@@ -41,7 +41,7 @@ ensure_venv() {
   mkdir -p .cache
   rm -rf "$VENV"
   make_venv "$python" "$VENV" || return 1
-  "$VENV/bin/python" -m pip --disable-pip-version-check install -q --require-hashes --no-deps -r "$lock" >&2 || return 1
-  "$VENV/bin/python" -m pip --disable-pip-version-check install -q --no-build-isolation --no-deps -e . >&2 || return 1
+  "$VENV/bin/python" -m pip --disable-pip-version-check install -qq --require-hashes --no-deps -r "$lock" >&2 || return 1
+  "$VENV/bin/python" -m pip --disable-pip-version-check install -qq --no-build-isolation --no-deps -e . >&2 || return 1
   printf '%s' "$wanted" >"$VENV/.installed"
 }
