@@ -41,6 +41,7 @@ MAX_PATHS_SEEN = 1_000_000
 MAX_DEPTH = 256
 MAX_IGNORE_FILE_BYTES = 1 << 20
 MAX_WARNINGS = 20
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE, EXECUTABLE, SYMLINK, GITLINK, TREE = 0o100644, 0o100755, 0o120000, 0o160000, 0o040000
 COMMIT_TYPE, TREE_TYPE, BLOB_TYPE = 1, 2, 3
 
@@ -62,7 +63,7 @@ class Beneath:
     """Opens paths under one directory, one component at a time, never through a link."""
 
     def __init__(self, root: bytes) -> None:
-        self._root = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._root = os.open(root, DIRECTORY_FLAGS)
         self._path = b""
         self._directory = self._root
 
@@ -72,8 +73,7 @@ class Beneath:
             return self._directory
         current = self._root
         for component in path.split(b"/") if path else ():
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            inner = os.open(component, flags, dir_fd=current)
+            inner = os.open(component, DIRECTORY_FLAGS, dir_fd=current)
             if current != self._root:
                 os.close(current)
             current = inner
