@@ -110,10 +110,12 @@ class DockerEngine:
         :raises EngineConflict: the name is taken.
         :raises EngineTimedOut: it may still come into being, under this name.
         """
-        created = await self._call(
-            f"create container {name}",
-            lambda api: api.create_container_from_config(dict(request), name),  # type: ignore[no-untyped-call]
-        )
+
+        def create(api: APIClient) -> dict[str, Any]:
+            post = api.create_container_from_config
+            return dict(post(dict(request), name))  # type: ignore[no-untyped-call]
+
+        created = await self._call(f"create container {name}", create)
         for warning in created.get("Warnings") or ():
             log.warning("engine_warning", container=name, warning=str(warning)[:500])
         return str(created["Id"])
@@ -279,7 +281,7 @@ class DockerEngine:
 
     async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
         """All containers, networks and volumes with all of these labels; never a partial list."""
-        assert labels, "an unfiltered list names the resources of others"  # noqa: S101
+        assert labels, "an unfiltered list names the resources of others"
         filters = {"label": [f"{name}={value}" for name, value in labels.items()]}
         containers = await self._call(
             "list containers", lambda api: api.containers(all=True, filters=filters)

@@ -93,10 +93,10 @@ class Exchange:
         """Raise what an answer other than 1xx and 2xx means, with the engine's own words."""
         if head.status < 300:
             return
-        text = ""
-        with anyio.move_on_after(self._timeout_s):
-            text = str((await self.read_json(head)).get("message") or "")
-        raise from_status(self.what, head.status, text)
+        body = b""
+        with anyio.move_on_after(self._timeout_s), translated(self.what):
+            body = await self._read_body(head)
+        raise from_status(self.what, head.status, _message_of(body))
 
     async def read_exactly(self, count: int) -> bytes:
         """``count`` raw bytes.
@@ -162,6 +162,14 @@ class Exchange:
                 f"cannot {self.what}: a part of the answer is larger than {limit} bytes"
             )
         return size_bytes
+
+
+def _message_of(body: bytes) -> str:
+    """The engine's ``message``; a refused attach is told as plain text (20.10, 26.1)."""
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return body.decode(errors="replace")
 
 
 @asynccontextmanager
