@@ -99,9 +99,10 @@ def engine_resource(kind: ResourceKind, item: Mapping[str, Any]) -> EngineResour
 
 def from_unix(seconds: object) -> str:
     """Whole seconds since the epoch as RFC 3339 UTC with milliseconds."""
-    if not isinstance(seconds, int):
+    try:
+        return _format(datetime.fromtimestamp(seconds, UTC))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, OSError):
         return UNKNOWN_TIME
-    return _format(datetime.fromtimestamp(seconds, UTC))
 
 
 def normalised(text: object) -> str:
