@@ -45,7 +45,7 @@ def _names(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name).upper()
     names = ", ".join(parameter.opts)
-    return names if parameter.is_flag else f"{names} {parameter.metavar}"
+    return names if parameter.is_flag else f"{names} {parameter.metavar or parameter.name.upper()}"
 
 
 def _is_shown(parameter: Any) -> bool:

@@ -8,6 +8,7 @@ too), and every value is bounded.  Tracebacks never show local variables.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import sys
@@ -28,6 +29,8 @@ _SECRET_WORDS: Final = frozenset(
     | {"password", "secret", "secrets", "token", "tokens", "handle", "cookie"}
 )
 _HARMLESS_NAMES: Final = frozenset({"image_key", "idempotency_key"})
+_INTERNAL: Final = frozenset({"_record", "_from_structlog"})
+"""What structlog hands from one of its processors to the next; never rendered."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 # What terminals and log viewers would take for a new line or a command.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -87,7 +90,7 @@ class Bound:
     ) -> MutableMapping[str, Any]:
         return {
             self._text(str(name), 128): (
-                entry[name] if name.startswith("_") else self._value(name, entry[name], MAX_DEPTH)
+                entry[name] if name in _INTERNAL else self._value(name, entry[name], MAX_DEPTH)
             )
             for name in list(entry)[:MAX_ITEMS]
         }
@@ -95,8 +98,10 @@ class Bound:
     def _value(self, name: str, value: Any, depth: int) -> Any:
         if names_a_secret(name):
             return WITHHELD
-        if value is None or isinstance(value, bool | int | float):
+        if value is None or isinstance(value, bool | int):
             return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else str(value)  # JSON has neither NaN nor inf
         if isinstance(value, str):
             return self._text(value, 4 * MAX_TEXT_CHARACTERS if name == "exception" else None)
         if isinstance(value, bytes | bytearray | memoryview):

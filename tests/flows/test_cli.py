@@ -202,3 +202,31 @@ def test_shell_completion_is_offered(tmp_path: Path) -> None:
         _FORGE_BRIDGE_COMPLETE="complete_bash", COMP_WORDS="forge-bridge re", COMP_CWORD="1"
     )
     assert completed.stdout.split() == ["remove-repo"]
+
+
+@pytest.mark.requirement("B-41")
+def test_the_doctor_says_what_it_could_not_look_at(tmp_path: Path) -> None:
+    socket = f"unix://{tmp_path}/no-engine.sock"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "DOCKER_HOST": socket}
+    command = [sys.executable, "-c", "from forge_cli.main import main; main()"]
+    plain, for_programs = (
+        subprocess.run(
+            [*command, "sandbox", "doctor", *option],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        for option in ((), ("--json",))
+    )
+    assert plain.returncode == 2
+    assert f"cannot reach the Docker Engine at {socket}" in plain.stdout
+    assert "sandbox_required: not ready (" in plain.stdout
+    found = json.loads(for_programs.stdout)
+    assert (for_programs.returncode, found["exitCode"]) == (2, 2)
+    engine = next(check for check in found["checks"] if check["id"] == "engine")
+    assert (engine["verdict"], engine["looked"]) == ("block_all", False)
+    assert engine["remedy"]
+    assert found["capabilities"]["sandboxRequired"]["ready"] is False
+    assert plain.stderr + for_programs.stderr == ""
