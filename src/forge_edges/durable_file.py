@@ -12,6 +12,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -150,15 +151,16 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def sweep_temporary_files(directory: Path) -> int:
+def sweep_temporary_files(directory: Path, *, min_age_s: float = 0) -> int:
     """Remove what a crash left of unfinished writes; returns how many files that were.
 
-    Only for who owns the directory alone: another's write may be under way.
+    :param min_age_s: how old they must be where others may be writing at this moment.
     """
+    newest = time.time() - min_age_s
     swept = 0
     with disk_errors("sweep", directory), os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.startswith(_TEMPORARY_PREFIX):
+            if entry.name.startswith(_TEMPORARY_PREFIX) and entry.stat().st_mtime <= newest:
                 Path(entry.path).unlink(missing_ok=True)
                 swept += 1
     return swept

@@ -188,6 +188,7 @@ def test_the_sweep_takes_unfinished_writes_only(tmp_path: Path) -> None:
     replace_file(tmp_path / "a", b"x")
     (tmp_path / ".tmp-1234").write_bytes(b"half")
     (tmp_path / ".hidden").write_bytes(b"of somebody")
+    assert sweep_temporary_files(tmp_path, min_age_s=60) == 0
     assert sweep_temporary_files(tmp_path) == 1
     assert names(tmp_path) == [".hidden", "a"]
 

@@ -53,6 +53,7 @@ _WRITTEN_HERE: Final = (
     "cleanup-reports",
     "cleanup-reports/rejected",
 )
+_COMMAND_S: Final = 60
 _MAX_RUNNER_FILE_BYTES: Final = 4_096
 
 logger = structlog.get_logger(__name__)
@@ -112,7 +113,9 @@ class StateRoot:
         return lock
 
     def _tidy(self) -> None:
-        swept = sum(sweep_temporary_files(self.path / part) for part in (".", *_WRITTEN_HERE))
+        swept = sum(sweep_temporary_files(self.path / part) for part in _WRITTEN_HERE)
+        # Commands that take no lock write here too (B-40), and never for as long as this.
+        swept += sweep_temporary_files(self.path, min_age_s=_COMMAND_S)
         if swept:
             logger.info("swept away unfinished writes of an earlier process", files=swept)
         self.ledgers.tidy()

@@ -25,6 +25,9 @@ from forge_edges.durable_file import FILE_MODE, disk_errors
 
 _PLAIN_ENGINE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_-]{0,127}\Z")
 _MAX_CONTENT_BYTES: Final = 4_096
+_PROBES: Final = 128
+"""How many may ask who holds the name; they are never answered, and later ones learn less."""
+
 _PEER_CREDENTIALS: Final = struct.Struct("iII")
 
 
@@ -111,18 +114,19 @@ def _take_socket(stack: ExitStack, engine_id: str, runner_id: str) -> None:
     """Bind an abstract name (unix(7)), which the kernel frees when its last holder is gone."""
     key = f"{engine_id}\0{runner_id}".encode("utf-8", "surrogatepass")
     address = f"\0forge-bridge/{hashlib.sha256(key).hexdigest()[:32]}"
-    listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-    listener.setblocking(False)
-    try:
-        listener.bind(address)
-        listener.listen(1)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise RefusedError(
-                f"cannot lock runner {runner_id}: {error.strerror}", code="lock_refused"
-            ) from error
-        what = f"runner id {runner_id} on this engine"
-        raise EngineLockHeld(what, _pid_behind(address)) from None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind(address)
+            listener.listen(_PROBES)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise RefusedError(
+                    f"cannot lock runner {runner_id}: {error.strerror}", code="lock_refused"
+                ) from error
+            what = f"runner id {runner_id} on this engine"
+            raise EngineLockHeld(what, _pid_behind(address)) from None
+        # A bare descriptor, so that a lock that nobody refers to any more is still held.
+        stack.callback(os.close, listener.detach())
 
 
 def _pid_behind(address: str) -> int | None:
