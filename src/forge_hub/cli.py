@@ -100,26 +100,23 @@ async def _serve(settings: HubSettings) -> None:
     log = structlog.get_logger("forge_hub")
     if not settings.asks_for_tokens:
         log.warning("hub.open", detail="no tokens: every user of this machine may do everything")
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with anyio.create_task_group() as tasks:
-            async with running_hub(settings) as hub:
-                log.info("hub.listening", url=hub.url)
-                await anext(signals)
-                log.info("hub.stopping")
-                tasks.start_soon(_end_at_once_on, signals)
-            tasks.cancel_scope.cancel()
-
-
-async def _end_at_once_on(signals: object) -> None:
-    await anext(signals)  # type: ignore[call-overload]
-    sys.stderr.flush()
-    os._exit(128 + signal.SIGTERM)
+    async with running_hub(settings) as hub:
+        log.info("hub.listening", url=hub.url)
+        # Once left, the default action is back: a second signal ends the process at once.
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            await anext(signals)
+        log.info("hub.stopping")
 
 
 def _set_up_logging() -> None:
     """Lines for people on a terminal, JSON for everything else."""
     terminal = sys.stderr.isatty()
-    renderer = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+    # Never rich's tracebacks: they print the locals, and with them whatever is secret.
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if terminal
+        else structlog.processors.JSONRenderer()
+    )
     shared: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

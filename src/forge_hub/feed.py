@@ -80,18 +80,23 @@ class Feed:
         log = self._logs.get(session_id)
         return ([item for item, _ in log.items], log.dropped_bytes) if log else ([], 0)
 
-    @contextmanager
-    def subscribe(self, session_id: str) -> Iterator[MemoryObjectReceiveStream[Item]]:
-        """A stream of what is published from now on; it ends when the hub stops.
+    def require_room(self, session_id: str) -> None:
+        """Refuse one watcher too many.
 
-        :raises RetryableError: there are too many subscribers, or the hub is stopping.
+        :raises RetryableError: there are too many, or the hub is stopping.
         """
         if self._closed or self._count >= MAX_SUBSCRIBERS:
             raise RetryableError(
                 f"cannot watch session {session_id}: the hub has no room for one more watcher",
                 retry_after_ms=5_000,
             )
+
+    @contextmanager
+    def subscribe(self, session_id: str) -> Iterator[MemoryObjectReceiveStream[Item]]:
+        """A stream of what is published from now on; it ends when the hub stops."""
         sender, receiver = anyio.create_memory_object_stream[Item](MAX_UNREAD)
+        if self._closed:
+            sender.close()
         group = self._subscribers.setdefault(session_id, set())
         group.add(sender)
         self._count += 1

@@ -66,13 +66,12 @@ async def running_hub(
         listener = _listen(settings.host, settings.port)
         server = _Server(_uvicorn_config(expose_transport(app)))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(server.serve, [listener])
-            await server.answering.wait()
+            tasks.start_soon(server.serve_shielded, listener)
             try:
+                await server.answering.wait()
                 async with endpoint.running(), anyio.create_task_group() as dispatching:
                     dispatching.start_soon(dispatcher.run, board)
                     yield RunningHub(_url(settings.host, listener), board)
-                    board.feed.close()
                     dispatching.cancel_scope.cancel()
             finally:
                 board.feed.close()
@@ -155,6 +154,11 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.answering = anyio.Event()
+
+    async def serve_shielded(self, listener: socket.socket) -> None:
+        """Serve until ``should_exit``; a cancellation does not keep it from closing its sockets."""
+        with anyio.CancelScope(shield=True):
+            await self.serve([listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

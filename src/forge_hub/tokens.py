@@ -21,6 +21,7 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
+import structlog
 
 from forge_core.errors import RefusedError
 from forge_hub.principals import ApiPrincipal, Principal, RunnerPrincipal
@@ -29,6 +30,7 @@ _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _ID: Final = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 TOKEN_BYTES: Final = 32
+_log = structlog.get_logger(__name__)
 
 
 def digest_of(token: str) -> str:
@@ -106,20 +108,19 @@ class Tokens:
         return not self._fixed and self._path is None
 
     async def principal(self, token: str | None) -> Principal | None:
-        """Who this is; None: nobody known.
-
-        :raises RefusedError: code ``invalid_token_file``.
-        """
+        """Who this is; None: nobody known."""
         if token is None:
             return None
-        if self._path is not None:
-            await anyio.to_thread.run_sync(self._read_if_changed, self._path)
+        try:
+            await self.load()
+        except RefusedError as error:
+            _log.error("tokens.unreadable", error=str(error), detail="the last good ones count")
         # The look-up is by digest: how long it takes tells nothing about a token.
         digest = digest_of(token)
         return self._fixed.get(digest) or self._from_file.get(digest)
 
     async def load(self) -> None:
-        """Read the token file now, to learn of its faults at start.
+        """Read the token file if it has changed.
 
         :raises RefusedError: code ``invalid_token_file``.
         """

@@ -110,6 +110,9 @@ class ScriptedBridge:
         assert isinstance(answer, dict)
         return answer
 
+    async def stop(self) -> None:
+        await self._connection.stop()
+
     async def register(self, **changes: Any) -> dict[str, Any]:
         return await self.call(
             "RegisterRunner",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from traceback import format_tb
 from typing import Any, Final
 
 import structlog
@@ -21,7 +22,6 @@ _STATUS_OF_CODE: Final = {
     "unknown_dispatch": HTTPStatus.NOT_FOUND,
     "runner_offline": HTTPStatus.CONFLICT,
     "conflict": HTTPStatus.CONFLICT,
-    "invalid_token_file": HTTPStatus.SERVICE_UNAVAILABLE,
 }
 _log = structlog.get_logger(__name__)
 
@@ -100,5 +100,7 @@ async def _http(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _bug(_request: Request, error: Exception) -> JSONResponse:
-    _log.error("api.bug", kind=type(error).__name__, exc_info=error)
+    # Without the exception's text, which may quote the request.
+    place = "".join(format_tb(error.__traceback__))
+    _log.error("api.bug", kind=type(error).__name__, place=place)
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "the hub has a bug here")

@@ -104,6 +104,7 @@ async def watch_session(
     """
     async with board.database.read() as connection:
         await _find(connection, session_id)
+    board.feed.require_room(session_id)
     after = int(last_event_id) if last_event_id and last_event_id.isdecimal() else 0
     stream = session_stream(board, session_id, after=after)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

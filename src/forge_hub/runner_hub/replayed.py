@@ -6,6 +6,8 @@ Each answer says ``persisted``, ``duplicate`` or ``rejected``; all three end the
 
 from __future__ import annotations
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
 from forge_core.wire.base import WireModel, parse
 from forge_core.wire.codes import Disposition, EventType, RejectionCode
 from forge_core.wire.events import PAYLOADS, Log
@@ -44,25 +46,29 @@ async def take_event(board: Board, runner: LiveRunner, message: SubmitDispatchEv
         refusal = mismatch(row, runner, message.resource_runner_instance_id)
         if refusal is not None or row is None:
             return refusal or rejected("unknown_dispatch")
-        session_id = row["session_id"]
-        known = await evidence.find_event(connection, message.event_id)
-        if known is not None:
-            return _repeated_event(message, (known["attempt_id"], known["fence"]))
         if dispatches.is_stale(row):
-            return rejected(RejectionCode.STALE_FENCE)
-        if not await evidence.add_event(
+            return await _kept_before(connection, message) or rejected(RejectionCode.STALE_FENCE)
+        session_id = row["session_id"]
+        ordinal = await evidence.add_event(
             connection, message, payload, session_id=session_id, now=now
-        ):
-            return rejected("sequence_conflict", f"sequence {message.sequence} is another event")
-        stored = await evidence.find_event(connection, message.event_id)
-    assert stored is not None
+        )
+        if ordinal is None:
+            return await _kept_before(connection, message) or rejected(
+                "sequence_conflict", f"sequence {message.sequence} is another event"
+            )
     data = event_as_json(message, payload)
-    board.feed.publish(session_id, Item("event", data, ordinal=stored["ordinal"]))
+    board.feed.publish(session_id, Item("event", data, ordinal=ordinal))
     return _PERSISTED
 
 
-def _repeated_event(message: SubmitDispatchEvent, kept_for: tuple[str, int]) -> ReplayAck:
-    if kept_for == (message.attempt_id, message.fence):
+async def _kept_before(
+    connection: AsyncConnection, message: SubmitDispatchEvent
+) -> ReplayAck | None:
+    """The answer to an event id that is known; None: it is not."""
+    known = await evidence.find_event(connection, message.event_id)
+    if known is None:
+        return None
+    if (known["attempt_id"], known["fence"]) == (message.attempt_id, message.fence):
         return _DUPLICATE
     return rejected("event_conflict", "the event id belongs to another dispatch")
 

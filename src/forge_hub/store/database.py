@@ -75,12 +75,20 @@ async def open_database(url: str) -> AsyncIterator[Database]:
     engine = _engine(url)
     try:
         with _translated("migrate"):
+            await _create_privately(engine)
             async with engine.execution_options(forge_begin="IMMEDIATE").begin() as connection:
                 await connection.run_sync(migrate)
         yield Database(engine)
     finally:
         with anyio.CancelScope(shield=True):
             await engine.dispose()
+
+
+async def _create_privately(engine: AsyncEngine) -> None:
+    """A new SQLite file is its owner's alone; the files beside it get the same mode."""
+    path = engine.url.database
+    if engine.dialect.name == "sqlite" and path is not None:
+        await anyio.Path(path).touch(mode=0o600)
 
 
 def migrate(connection: Connection) -> None:
@@ -111,7 +119,11 @@ def _engine(url: str) -> AsyncEngine:
             code="invalid_database_url",
             field="database_url",
         )
-    engine = create_async_engine(parsed, pool_pre_ping=parsed.get_backend_name() != "sqlite")
+    engine = create_async_engine(
+        parsed,
+        pool_pre_ping=parsed.get_backend_name() != "sqlite",
+        hide_parameters=True,  # an error's text is logged; what was written may be private
+    )
     if engine.dialect.name == "sqlite":
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)

@@ -14,7 +14,7 @@ from forge_core.wire.from_bridge import (
     SubmitDispatchResult,
     SubmitPublication,
 )
-from forge_hub.store.statements import insert_new
+from forge_hub.store.statements import insert_new, insert_new_returning
 from forge_hub.store.tables import cleanup_reports, events, publications, results
 
 
@@ -25,9 +25,9 @@ async def add_event(
     *,
     session_id: str,
     now: str,
-) -> bool:
-    """Keep a durable event; False: its id or its place in the sequence is taken."""
-    return await insert_new(
+) -> int | None:
+    """Keep a durable event; returns its ordinal, None: its id or its sequence is taken."""
+    row = await insert_new_returning(
         connection,
         events,
         {
@@ -41,7 +41,9 @@ async def add_event(
             "payload": payload.to_wire(),
             "received_at": now,
         },
+        events.c.ordinal,
     )
+    return None if row is None else row[0]
 
 
 async def find_event(connection: AsyncConnection, event_id: str) -> RowMapping | None:

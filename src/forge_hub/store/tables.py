@@ -21,8 +21,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     UniqueConstraint,
 )
+from sqlalchemy.engine import Dialect
 
 metadata = MetaData(
     naming_convention={
@@ -32,6 +34,18 @@ metadata = MetaData(
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     }
 )
+
+
+class Words(TypeDecorator[str]):
+    """Text that others wrote: without the NUL that PostgreSQL does not store."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Show a NUL as the replacement character."""
+        return None if value is None else value.replace("\0", "\ufffd")
+
 
 _Id = String(128)
 _Code = String(64)
@@ -58,9 +72,9 @@ runners = Table(
     Column("instance_id", _Id, nullable=False),
     Column("connected", Boolean, nullable=False),
     Column("state", _Code, nullable=False),
-    Column("bridge_version", String(256), nullable=False),
-    Column("host_name", String(256), nullable=False),
-    Column("platform", String(256), nullable=False),
+    Column("bridge_version", Words, nullable=False),
+    Column("host_name", Words, nullable=False),
+    Column("platform", Words, nullable=False),
     Column("capabilities", JSON, nullable=False),
     Column("repositories", JSON, nullable=False),
     Column("capacity", JSON, nullable=False),
@@ -85,7 +99,7 @@ sessions = Table(
     Column("retries_left", Integer, nullable=False),
     Column("failure_code", _Code),
     Column("refusals", JSON, nullable=False),
-    Column("cancel_reason", Text),
+    Column("cancel_reason", Words),
     Column("created_at", _Time, nullable=False),
     Column("ended_at", _Time),
     Index(None, "state", "created_at"),
@@ -115,7 +129,7 @@ dispatches = Table(
     Column("end_reason", _Code),
     Column("runtime", _Code),
     Column("decline_code", _Code),
-    Column("decline_detail", Text),
+    Column("decline_detail", Words),
     Column("lease_sequence", BigInteger, nullable=False),
     Column("last_renewal_at", _Time),
     Column("offered_at", _Time, nullable=False),
@@ -154,7 +168,7 @@ results = Table(
     Column("signal", BigInteger),
     Column("result_commit", String(64)),
     Column("cleanup", _Code, nullable=False),
-    Column("summary", Text),
+    Column("summary", Words),
     Column("timings", JSON, nullable=False),
     Column("received_at", _Time, nullable=False),
     _fence_key(),
@@ -188,7 +202,7 @@ publications = Table(
     Column("attempt_id", _Id, nullable=False),
     Column("fence", BigInteger, nullable=False),
     Column("outcome", _Code, nullable=False),
-    Column("branch", String(256), nullable=False),
+    Column("branch", Words, nullable=False),
     Column("result_commit", String(64), nullable=False),
     Column("received_at", _Time, nullable=False),
     _fence_key("outcome"),
@@ -214,7 +228,7 @@ legacy_dispatches = Table(
     metadata,
     Column("dispatch_id", _Id, primary_key=True),
     Column("runner_id", _Id, ForeignKey("runners.runner_id"), nullable=False),
-    Column("repository", String(256), nullable=False),
+    Column("repository", Words, nullable=False),
     Column("command", JSON, nullable=False),
     Column("timeout_ms", BigInteger, nullable=False),
     Column("created_at", _Time, nullable=False),
@@ -226,8 +240,8 @@ legacy_results = Table(
     Column("dispatch_id", _Id, ForeignKey("legacy_dispatches.dispatch_id"), primary_key=True),
     Column("succeeded", Boolean, nullable=False),
     Column("exit_code", BigInteger),
-    Column("output", Text, nullable=False),
+    Column("output", Words, nullable=False),
     Column("truncated", Boolean, nullable=False),
-    Column("error", Text),
+    Column("error", Words),
     Column("received_at", _Time, nullable=False),
 )

@@ -1,0 +1,252 @@
+"""REST: who may ask, what goes wrong by name, and the actions on runners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from scripted_bridge import PATIENCE_S, RUNNER_TOKEN, Stage, on_stage, session
+
+PROBLEM = "application/problem+json"
+
+
+def code_of(answer: httpx.Response, status: int) -> str:
+    """The code of a problem; checks that it is one (RFC 9457)."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["Content-Type"] == PROBLEM
+    problem = answer.json()
+    assert (problem["type"], problem["status"]) == ("about:blank", status)
+    assert problem["title"]
+    assert problem["detail"]
+    return str(problem["code"])
+
+
+async def test_the_api_asks_for_an_api_token(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        for token in (None, RUNNER_TOKEN, "guess"):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            async with httpx.AsyncClient(base_url=stage.hub.url, headers=headers) as client:
+                answer = await client.get("/api/v1/runners")
+                assert code_of(answer, 401) == "unauthorized"
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+                assert (await client.get("/healthz")).json() == {"status": "ok"}
+                assert (await client.get("/readyz")).json() == {"status": "ok"}
+
+
+@pytest.mark.requirement("B-95")
+async def test_errors_are_problem_details_and_never_repeat_what_was_sent(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        api = stage.api
+        assert code_of(await api.get("/api/v1/sessions/none"), 404) == "unknown_session"
+        assert code_of(await api.post("/api/v1/sessions/none/cancel"), 404) == "unknown_session"
+        assert code_of(await api.get("/api/v1/sessions/none/events"), 404) == "unknown_session"
+        assert code_of(await api.post("/api/v1/runners/none/drain"), 404) == "unknown_runner"
+        assert code_of(await api.get("/api/v1/nothing"), 404) == "not_found"
+        assert code_of(await api.put("/api/v1/sessions"), 405) == "method_not_allowed"
+        agent = {"provider": "p", "argv": ["true"], "env": {"KEY": ["canary"]}}
+        answer = await api.post("/api/v1/sessions", json=session(agent=agent, surprise=1))
+        assert code_of(answer, 422) == "invalid_request"
+        assert set(answer.json()["fields"]) == {"body.agent.env.KEY", "body.surprise"}
+        assert "canary" not in answer.text
+        too_long = {"provider": "p", "argv": ["true"], "prompt": "\u20ac" * 500_000}
+        answer = await api.post("/api/v1/sessions", json=session(agent=too_long))
+        assert code_of(answer, 422) == "message_too_large"
+
+
+async def test_the_values_of_the_agents_environment_are_not_shown(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        session_id = await stage.dispatch()
+        for path in ("", "/diagnostics"):
+            answer = await stage.api.get(f"/api/v1/sessions/{session_id}{path}")
+            assert "SECRET" in answer.text
+            assert "canary-value" not in answer.text
+        bridge = await stage.bridge()
+        start = await bridge.take_attempt()
+        assert start["agent"]["env"] == {"SECRET": "canary-value"}
+
+
+async def test_sessions_are_listed_newest_first(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        older = await stage.dispatch()
+        stage.clock.advance(1_000)
+        newer = await stage.dispatch()
+        listed = (await stage.api.get("/api/v1/sessions", params={"limit": 5})).json()
+        assert [s["sessionId"] for s in listed] == [newer, older]
+
+
+@pytest.mark.requirement("B-08", "B-86", "B-87")
+async def test_a_runner_is_shown_as_it_describes_itself_and_drains(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        await bridge.heartbeat(
+            usedResources={"slots": 2}, activeCount=1, degradedReservationCount=1, pendingReports=3
+        )
+        shown = (await stage.api.get("/api/v1/runners/r1")).json()
+        assert shown["usedResources"]["slots"] == 2
+        assert (shown["activeCount"], shown["degradedReservationCount"]) == (1, 1)
+        assert (shown["pendingReports"], shown["connected"]) == (3, True)
+        assert (await stage.api.post("/api/v1/runners/r1/drain")).json()["settings"]["draining"]
+        assert (await bridge.next("RunnerSettings"))["settings"]["draining"]
+        assert (await bridge.heartbeat())["settings"]["draining"]
+        again = await stage.connect("r1", "i2")
+        assert (await again.register())["settings"]["draining"]
+        answer = await stage.api.post("/api/v1/runners/r1/resume")
+        assert not answer.json()["settings"]["draining"]
+        assert not (await again.next("RunnerSettings"))["settings"]["draining"]
+
+
+@pytest.mark.requirement("B-88")
+async def test_a_reap_goes_to_the_connected_instance_and_its_outcome_is_kept(
+    database_url: str,
+) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        answer = await stage.api.post("/api/v1/runners/r1/reap")
+        assert answer.status_code == 202
+        reap = await bridge.next("Reap")
+        assert (reap["runnerInstanceId"], reap["scope"]) == ("i1", "orphans")
+        outcome = {
+            "requestId": reap["requestId"],
+            "runnerInstanceId": "i1",
+            "removed": 2,
+            "absent": 1,
+            "failed": 0,
+            "degradedReservationCount": 0,
+        }
+        for disposition in ("persisted", "duplicate"):
+            answer = await bridge.call("SubmitReapOutcome", outcome)
+            assert answer == {"accepted": True, "disposition": disposition}
+        listed = (await stage.api.get("/api/v1/runners/r1/reaps")).json()
+        assert listed[0]["outcome"]["removed"] == 2
+        wrong = {"scope": "attempt", "attemptId": "a", "fence": 1}
+        answer = await stage.api.post("/api/v1/runners/r1/reap", json=wrong)
+        assert code_of(answer, 404) == "unknown_dispatch"
+        await bridge.stop()
+        await _until_offline(stage, "r1")
+        assert code_of(await stage.api.post("/api/v1/runners/r1/reap"), 409) == "runner_offline"
+
+
+async def _until_offline(stage: Stage, runner_id: str) -> None:
+    with anyio.fail_after(PATIENCE_S):
+        while (await stage.api.get(f"/api/v1/runners/{runner_id}")).json()["connected"]:
+            await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.requirement("B-03")
+async def test_a_legacy_command_goes_to_its_runner_and_its_result_is_kept(
+    database_url: str,
+) -> None:
+    async with on_stage(database_url) as stage:
+        wanted = {"runnerId": "r1", "repository": "repo", "command": ["true"], "env": {"K": "v"}}
+        answer = await stage.api.post("/api/v1/dispatches", json=wanted)
+        assert code_of(answer, 409) == "runner_offline"
+        bridge = await stage.bridge()
+        answer = await stage.api.post("/api/v1/dispatches", json=wanted)
+        dispatch_id = answer.json()["dispatchId"]
+        dispatch = await bridge.next("Dispatch")
+        assert (dispatch["dispatchId"], dispatch["env"]) == (dispatch_id, {"K": "v"})
+        await stage.api.post(f"/api/v1/dispatches/{dispatch_id}/cancel")
+        cancel = await bridge.next("Cancel")
+        assert (cancel["attemptId"], cancel["fence"]) == (dispatch_id, 0)
+        result = {
+            "dispatchId": dispatch_id,
+            "succeeded": True,
+            "exitCode": 0,
+            "output": "done",
+            "truncated": False,
+        }
+        for disposition in ("persisted", "duplicate"):
+            kept = await bridge.call("SubmitLegacyResult", result)
+            assert kept == {"accepted": True, "disposition": disposition}
+        shown = (await stage.api.get(f"/api/v1/dispatches/{dispatch_id}")).json()
+        assert shown["result"]["output"] == "done"
+
+
+@pytest.mark.requirement("B-85")
+async def test_watchers_see_what_was_and_what_happens_until_it_is_over(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        session_id = await stage.dispatch()
+        start = await bridge.take_attempt()
+        await bridge.event(start, "e1", "agent.started", sequence=1)
+        chunk = {"stream": "stdout", "text": "before\n"}
+        await bridge.event(start, "s1", "log", chunk, streamSequence=1)
+        async with Watch(stage, session_id) as watch:
+            assert await watch.next("log") == ("before\n", None)
+            kind, first_id = await watch.next("event")
+            assert kind == "agent.started"
+            assert await watch.next("state") == ("running", None)
+            await bridge.event(start, "s2", "log", {**chunk, "text": "after\n"}, streamSequence=2)
+            assert await watch.next("log") == ("after\n", None)
+            await bridge.event(start, "e2", "teardown.started", sequence=2)
+            assert (await watch.next("event"))[0] == "teardown.started"
+            await bridge.result(start)
+            assert (await watch.next("state"))[0] == "succeeded"
+            await bridge.result(start, revision=2)
+            assert await watch.rest() == ["result"]
+        async with Watch(stage, session_id, after=first_id) as watch:
+            assert (await watch.next("event"))[0] == "teardown.started"
+
+
+class Watch:
+    """A reader of one server-sent event stream."""
+
+    def __init__(self, stage: Stage, session_id: str, after: str | None = None) -> None:
+        headers = {"Last-Event-ID": after} if after else {}
+        path = f"/api/v1/sessions/{session_id}/events"
+        self._stream = stage.api.stream("GET", path, headers=headers)
+
+    async def __aenter__(self) -> Watch:
+        response = await self._stream.__aenter__()
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        self._lines = response.aiter_lines()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stream.__aexit__(*error)
+
+    async def next(self, kind: str) -> tuple[str, str | None]:
+        """The text of the next item of a kind, and its id."""
+        with anyio.fail_after(PATIENCE_S):
+            while (item := await self._item()) is not None:
+                if item[0] == kind:
+                    return item[1], item[2]
+        raise AssertionError(f"the stream ended before a {kind}")
+
+    async def rest(self) -> list[str]:
+        """The kinds of what comes until the end."""
+        kinds = []
+        with anyio.fail_after(PATIENCE_S):
+            while (item := await self._item()) is not None:
+                kinds.append(item[0])
+        return kinds
+
+    async def _item(self) -> tuple[str, str, str | None] | None:
+        fields: dict[str, str] = {}
+        async for line in self._lines:
+            if not line and fields:
+                return fields["event"], _text(fields["data"]), fields.get("id")
+            name, _, value = line.partition(": ")
+            fields |= {name: value} if name else {}
+        return None
+
+
+def _text(data: str) -> str:
+    shown = httpx.Response(200, content=data).json()
+    payload = shown.get("payload", {})
+    return str(payload.get("text") or shown.get("type") or shown.get("state"))
+
+
+async def test_a_stop_of_the_hub_ends_watchers_at_once(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        await stage.bridge()
+        session_id = await stage.dispatch()
+        async with Watch(stage, session_id) as watch:
+            await watch.next("state")
+            stage.hub.board.feed.close()
+            await watch.rest()
+            answer = await stage.api.get(f"/api/v1/sessions/{session_id}/events")
+            assert code_of(answer, 503) == "unavailable"
+            assert answer.headers["Retry-After"] == "5"

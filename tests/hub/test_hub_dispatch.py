@@ -1,0 +1,314 @@
+"""Offers, leases, silence, cancel, and who is asked again."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from scripted_bridge import ScriptedBridge, Stage, capabilities, on_stage
+
+from forge_core.errors import HubUnavailable
+from forge_core.wire.lease_mac import lease_message, verify_lease
+
+TTL_MS = 60_000
+KILL_GRACE_MS = 30_000
+
+
+def believes(start: dict[str, Any], update: dict[str, Any]) -> bool:
+    """What a supervisor would think of a renewal."""
+    message = lease_message(
+        update["attemptId"],
+        update["fence"],
+        update["sequence"],
+        update["ttlMs"],
+        update["issuedAt"],
+    )
+    return verify_lease(base64.b64decode(start["lease"]["key"]), message, update["mac"])
+
+
+def held(start: dict[str, Any], state: str = "active") -> list[dict[str, Any]]:
+    return [{"attemptId": start["attemptId"], "fence": start["fence"], "state": state}]
+
+
+async def snapshot(bridge: ScriptedBridge) -> list[dict[str, Any]]:
+    request = {"runnerId": bridge.runner_id, "runnerInstanceId": bridge.instance_id, "part": 1}
+    answer = await bridge.call("ReadAttemptSnapshot", request)
+    assert answer["accepted"]
+    assert answer["parts"] == 1
+    attempts: list[dict[str, Any]] = answer["attempts"]
+    return attempts
+
+
+@pytest.mark.requirement("B-70")
+async def test_a_lease_is_renewed_at_a_third_of_its_ttl_while_the_runner_heartbeats(
+    database_url: str,
+) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        session_id = await stage.dispatch()
+        start = await bridge.take_attempt()
+        for sequence in (1, 2, 3):
+            await bridge.heartbeat(attempts=held(start))
+            stage.clock.advance(TTL_MS // 3)
+            update = await bridge.next("LeaseUpdate")
+            assert (update["sequence"], update["ttlMs"]) == (sequence, TTL_MS)
+            assert believes(start, update)
+            assert not believes(start, {**update, "ttlMs": TTL_MS + 1})
+        shown = await stage.until(
+            session_id, lambda s: s["attempts"][0]["dispatches"][0]["leaseSequence"] == 3
+        )
+        assert shown["state"] == "running"
+
+
+@pytest.mark.requirement("B-70")
+async def test_without_heartbeats_renewals_stop_and_silence_ends_the_session(
+    database_url: str,
+) -> None:
+    async with on_stage(database_url, kill_grace_ms=KILL_GRACE_MS) as stage:
+        bridge = await stage.bridge()
+        session_id = await stage.dispatch()
+        start = await bridge.take_attempt()
+        stage.clock.advance(TTL_MS)
+        await stage.session(session_id)
+        assert bridge.waiting("LeaseUpdate") == []
+        stage.clock.advance(TTL_MS + KILL_GRACE_MS - 1)
+        assert (await stage.session(session_id))["state"] == "running"
+        stage.clock.advance(1)
+        shown = await stage.until(session_id, lambda s: s["state"] != "running")
+        assert (shown["state"], shown["failureCode"]) == ("expired", "lease_expired")
+        assert shown["cleanup"] == "pending"
+        late = await bridge.result(start)
+        assert late["reason"] == "stale_fence"
+        assert (await bridge.cleanup_report(start))["accepted"]
+        assert (await stage.session(session_id))["cleanup"] == "complete"
+
+
+@pytest.mark.requirement("B-04")
+async def test_after_silence_a_session_with_retries_goes_to_another_runner(
+    database_url: str,
+) -> None:
+    async with on_stage(database_url, kill_grace_ms=KILL_GRACE_MS) as stage:
+        lost = await stage.bridge("r1", "i1")
+        session_id = await stage.dispatch(retries=1)
+        first = await lost.take_attempt()
+        other = await stage.bridge("r2", "i2")
+        await lost.heartbeat(state="stopping", attempts=held(first))
+        stage.clock.advance(2 * TTL_MS + KILL_GRACE_MS - 1)
+        assert other.waiting("Offer") == []
+        stage.clock.advance(1)
+        second = await other.take_attempt()
+        assert (second["attemptId"], second["fence"]) == (first["attemptId"], 2)
+        assert second["lease"]["key"] != first["lease"]["key"]
+        assert (await lost.result(first))["reason"] == "stale_fence"
+        await other.result(second)
+        shown = await stage.session(session_id)
+        assert (shown["state"], shown["retriesLeft"]) == ("succeeded", 0)
+
+
+@pytest.mark.requirement("B-04")
+@pytest.mark.parametrize(
+    ("code", "state"), [("bridge_stopped", "queued"), ("agent_failed", "failed")]
+)
+async def test_only_a_lost_machine_is_a_reason_to_try_again(
+    database_url: str, code: str, state: str
+) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        session_id = await stage.dispatch(retries=1)
+        start = await bridge.take_attempt()
+        await bridge.heartbeat(state="stopping", attempts=held(start))
+        await bridge.result(start, outcome="failed", failureCode=code, resultCommit=None)
+        assert (await stage.session(session_id))["state"] == state
+
+
+async def test_a_dispatch_that_the_runner_no_longer_holds_is_not_renewed(
+    database_url: str,
+) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        await stage.dispatch()
+        start = await bridge.take_attempt()
+        for _ in range(2):
+            await bridge.heartbeat(attempts=[])
+        stage.clock.advance(TTL_MS // 3)
+        await bridge.heartbeat(attempts=[])
+        assert bridge.waiting("LeaseUpdate") == []
+        await bridge.heartbeat(attempts=held(start))
+        assert believes(start, await bridge.next("LeaseUpdate"))
+
+
+@pytest.mark.requirement("B-04")
+async def test_a_cancel_stops_renewals_and_the_result_says_how_it_ended(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        session_id = await stage.dispatch(retries=3)
+        start = await bridge.take_attempt()
+        answer = await stage.api.post(f"/api/v1/sessions/{session_id}/cancel", json={"reason": "x"})
+        assert (answer.status_code, answer.json()["state"]) == (202, "cancelling")
+        cancel = await bridge.next("Cancel")
+        assert (cancel["attemptId"], cancel["fence"]) == (start["attemptId"], 1)
+        assert [a["state"] for a in await snapshot(bridge)] == ["cancelling"]
+        await bridge.heartbeat(attempts=held(start, "releasing"))
+        stage.clock.advance(TTL_MS // 3)
+        await bridge.heartbeat(attempts=held(start, "releasing"))
+        assert bridge.waiting("LeaseUpdate") == []
+        ended = {"outcome": "cancelled", "failureCode": "cancelled", "resultCommit": None}
+        await bridge.result(start, **ended)
+        shown = await stage.session(session_id)
+        assert (shown["state"], shown["cancelReason"]) == ("cancelled", "x")
+
+
+async def test_a_cancel_before_the_start_ends_it_at_once(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        queued = await stage.dispatch()
+        answer = await stage.api.post(f"/api/v1/sessions/{queued}/cancel")
+        assert answer.json()["state"] == "cancelled"
+        bridge = await stage.bridge()
+        offered = await stage.dispatch()
+        offer = await bridge.next("Offer")
+        answer = await stage.api.post(f"/api/v1/sessions/{offered}/cancel")
+        assert answer.json()["state"] == "cancelled"
+        assert (await bridge.next("Cancel"))["attemptId"] == offer["attemptId"]
+        late = await bridge.decide(offer, "accepted", runtime="docker")
+        assert (late["accepted"], late["reason"]) == (False, "cancelled")
+        assert bridge.waiting("Start") == []
+
+
+async def test_an_unanswered_offer_expires_and_another_runner_is_asked(database_url: str) -> None:
+    async with on_stage(database_url, offer_ttl_ms=10_000) as stage:
+        silent = await stage.bridge("r1", "i1")
+        session_id = await stage.dispatch()
+        first = await silent.next("Offer")
+        other = await stage.bridge("r2", "i2")
+        stage.clock.advance(10_000)
+        second = await other.next("Offer")
+        assert second["fence"] == 2
+        late = await silent.decide(first, "accepted", runtime="docker")
+        assert late["reason"] == "stale_fence"
+        dispatches = (await stage.session(session_id))["attempts"][0]["dispatches"]
+        assert [d.get("endReason") for d in dispatches] == ["offer_expired", None]
+
+
+@pytest.mark.requirement("B-96")
+async def test_a_refused_placement_names_why_for_each_runner(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        session_id = await stage.dispatch()
+        shown = await stage.until(session_id, lambda s: s["refusals"])
+        assert [r["reason"] for r in shown["refusals"]] == ["no_runner"]
+        drained = await stage.connect("r1", "i1")
+        await drained.register()
+        await stage.api.post("/api/v1/runners/r1/drain")
+        await drained.heartbeat()
+        assert (await drained.next("RunnerSettings"))["settings"]["draining"]
+        blocked = await stage.connect("r2", "i2")
+        unready = {"ready": False, "blockers": ["seccomp_missing"]}
+        await blocked.register(capabilities=capabilities(sandboxRequired=unready))
+        await blocked.heartbeat()
+        reasons = {"draining", "policy_unsatisfied"}
+        shown = await stage.until(
+            session_id, lambda s: {r["reason"] for r in s["refusals"]} == reasons
+        )
+        assert [(r["runnerId"], r["reason"]) for r in shown["refusals"]] == [
+            ("r1", "draining"),
+            ("r2", "policy_unsatisfied"),
+        ]
+        assert "seccomp_missing" in shown["refusals"][1]["detail"]
+        await stage.api.post("/api/v1/runners/r1/resume")
+        assert (await drained.next("Offer"))["sessionId"] == session_id
+
+
+@pytest.mark.requirement("B-10", "B-96")
+async def test_undecided_offers_count_against_the_capacity(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.connect()
+        await bridge.register(capabilities=capabilities(resourceCapacity={"slots": 1}))
+        await bridge.heartbeat(resourceCapacity={"slots": 1})
+        await stage.dispatch()
+        await bridge.next("Offer")
+        waiting = await stage.dispatch()
+        shown = await stage.until(waiting, lambda s: s["refusals"])
+        assert shown["refusals"][0]["reason"] == "capacity_slots"
+
+
+@pytest.mark.requirement("B-88")
+async def test_a_newer_registration_takes_over(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        older = await stage.bridge()
+        newer = await stage.bridge()
+        await older.closed.wait()
+        with pytest.raises(HubUnavailable):
+            await older.heartbeat()
+        await stage.dispatch()
+        await newer.next("Offer")
+        assert older.waiting("Offer") == []
+        assert (await stage.api.get("/api/v1/runners/r1")).json()["connected"]
+
+
+@pytest.mark.requirement("B-04", "B-81")
+async def test_who_comes_back_is_told_again_what_it_may_have_missed(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        await stage.dispatch()
+        offer = await bridge.next("Offer")
+        bridge = await stage.bridge()
+        assert (await bridge.next("Offer"))["offerId"] == offer["offerId"]
+        await bridge.decide(offer, "accepted", runtime="docker")
+        start = await bridge.next("Start")
+        assert await snapshot(bridge) == held(start, "running")
+
+        bridge = await stage.connect()
+        await bridge.register()
+        await bridge.heartbeat(attempts=held(start, "reserved"))
+        assert await bridge.next("Start") == start
+
+        other_instance = await stage.bridge("r1", "i2")
+        assert await snapshot(other_instance) == []
+        assert other_instance.waiting("Start") == []
+
+
+@pytest.mark.requirement("B-95")
+async def test_a_restart_of_the_hub_keeps_what_it_knew_and_renews_nothing(
+    database_url: str,
+) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        ended = await stage.dispatch()
+        done = await bridge.take_attempt()
+        await bridge.result(done)
+        await bridge.cleanup_report(done)
+        running = await stage.dispatch(retries=1)
+        start = await bridge.take_attempt()
+    async with on_stage(database_url, kill_grace_ms=KILL_GRACE_MS) as stage:
+        assert not (await stage.api.get("/api/v1/runners/r1")).json()["connected"]
+        shown = await stage.session(ended)
+        assert (shown["state"], shown["cleanup"]) == ("succeeded", "complete")
+        bridge = await stage.bridge()
+        assert await snapshot(bridge) == held(start, "running")
+        await _not_renewed_until_silent(stage, bridge, start)
+        assert (await bridge.next("Offer"))["fence"] == 2
+        assert (await stage.session(running))["retriesLeft"] == 0
+
+
+async def _not_renewed_until_silent(
+    stage: Stage, bridge: ScriptedBridge, start: dict[str, Any]
+) -> None:
+    for step_ms in (TTL_MS, TTL_MS, KILL_GRACE_MS - 1):
+        stage.clock.advance(step_ms)
+        await bridge.heartbeat(attempts=held(start))
+        assert bridge.waiting("LeaseUpdate") == []
+        assert bridge.waiting("Offer") == []
+    stage.clock.advance(1)
+
+
+async def test_a_result_that_arrives_after_the_restart_settles_the_session(
+    database_url: str,
+) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        session_id = await stage.dispatch()
+        start = await bridge.take_attempt()
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        assert (await bridge.result(start))["disposition"] == "persisted"
+        assert (await stage.session(session_id))["state"] == "succeeded"
