@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forge_core.lease import Deadline
-from forge_core.wire.base import MAX_INT
+from forge_core.wire.base import MAX_INT, well_formed
 from forge_core.wire.codes import OutputStream
 from forge_core.wire.from_hub import LeaseUpdate
 
@@ -125,7 +125,7 @@ def cancel_frame(grace_ms: int) -> bytes:
 
 def _parse(line: bytes) -> Frame | None:
     try:
-        value = json.loads(line)
+        value = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict):
@@ -146,17 +146,17 @@ def _parse(line: bytes) -> Frame | None:
         case "refused":
             reason, count = value.get("reason"), value.get("count")
             if isinstance(reason, str) and isinstance(count, int) and _is_count(count):
-                return FrameRefused(reason[:64], count)
+                return FrameRefused(well_formed(reason[:64]), count)
     return None
 
 
 def _log(value: dict[str, Any]) -> LogChunk | None:
     stream, text, dropped = value.get("stream"), value.get("text"), value.get("droppedBytes", 0)
-    if not (isinstance(text, str) and _is_count(dropped)) or stream not in set(OutputStream):
+    if not (isinstance(stream, str) and stream in set(OutputStream)):
         return None
-    # A lone surrogate is valid JSON and invalid UTF-8: it must not break whoever sends it on.
-    clean = text.encode("utf-8", "replace").decode("utf-8")
-    return LogChunk(OutputStream(stream), clean, dropped)
+    if not (isinstance(text, str) and _is_count(dropped)):
+        return None
+    return LogChunk(OutputStream(stream), well_formed(text), dropped)
 
 
 def _ended(value: dict[str, Any]) -> ProcessEnded | None:

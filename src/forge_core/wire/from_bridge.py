@@ -167,7 +167,7 @@ class RedeemSecretGrant(WireModel):
     attempt_id: Id
     fence: Fence
     runner_instance_id: Id
-    handle: Name
+    handle: Name = Field(repr=False)
 
 
 class RedeemPublishGrant(WireModel):
@@ -176,7 +176,7 @@ class RedeemPublishGrant(WireModel):
     attempt_id: Id
     fence: Fence
     runner_instance_id: Id
-    handle: Name
+    handle: Name = Field(repr=False)
     branch: Name
     result_commit: Commit
 
