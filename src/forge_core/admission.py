@@ -15,34 +15,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-from forge_core.resources import ResourceCapacity, ResourceVector, exceeded_component
-from forge_core.wire.codes import (
-    NetworkPolicy,
-    Policy,
-    PublicationMode,
-    RejectionCode,
-    ReservationState,
-    Runtime,
-    ServiceName,
+from forge_core.offer_rules import (
+    NO_HOST_EXECUTION,
+    RunnerFacts,
+    Verdict,
+    refuse_unfit,
+    refused,
 )
+from forge_core.resources import ResourceCapacity, ResourceVector, exceeded_component
+from forge_core.wire.base import MAX_INT
+from forge_core.wire.codes import RejectionCode, ReservationState, Runtime
 from forge_core.wire.from_hub import Offer
+
+__all__ = ["Admission", "DiskPressure", "Key", "Reservation", "RunnerFacts", "Verdict"]
 
 Key = tuple[str, int]
 """An attempt id and a fence: one dispatch."""
 
+_OfferKey = tuple[str, str, int]
+
 REMEMBERED_DECISIONS: Final = 256
-REMEMBERED_FENCES: Final = 4096
+REMEMBERED_ATTEMPTS: Final = 4096
 
 DEFAULT_REQUEST: Final = ResourceVector(
     slots=1, pids=256, memory_bytes=1 << 30, cpu_millis=1000, disk_bytes=0
 )
 """What a component that the offer leaves at zero is taken for: every container has limits."""
-
-_NO_HOST_EXECUTION: Final = (
-    "the operator has not set FORGE_ALLOW_HOST_EXECUTION=true on this runner"
-)
 
 _COMPONENT_CODES: Final = {
     "slots": RejectionCode.CAPACITY_SLOTS,
@@ -66,51 +66,28 @@ class Reservation:
     runtime: Runtime = Runtime.DOCKER
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerFacts:
-    """What a decision looks at besides the reservations; the advertisement says the same."""
+@dataclass(slots=True)
+class _Fences:
+    """What is remembered of an attempt: the highest fence seen, and the highest ever held."""
 
-    trust_domain_id: str
-    capacity: ResourceCapacity
-    repositories: frozenset[str]
-    runtimes: frozenset[Runtime]
-    blockers: tuple[str, ...] = ()
-    network_policies: frozenset[NetworkPolicy] = frozenset({NetworkPolicy.NONE})
-    services: frozenset[ServiceName] = frozenset()
-    publication_modes: frozenset[PublicationMode] = frozenset()
-    host_execution_allowed: bool = False
-    draining: bool = False
-    stopping: bool = False
-    disk_pressure: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The answer to one offer: accepted, or a code from the closed list with its detail."""
-
-    runtime: Runtime | None = None
-    code: RejectionCode | None = None
-    detail: str | None = None
-
-    @property
-    def accepted(self) -> bool:
-        """Whether capacity is now held for the offer."""
-        return self.code is None
+    seen: int = 0
+    held: int = -1
 
 
 class Admission:
     """All reservations of this runner instance, and what was decided lately.
 
     No clock, no I/O; one owner calls it from one thread.  It changes in place because a copy
-    of the remembered fences with every decision would cost more than the decision.
+    of the remembered fences with every decision would cost more than the decision.  Memory is
+    bounded: of attempts that hold nothing, the ones not heard of for longest are forgotten.
     """
 
-    __slots__ = ("_decided", "_highest_fence", "_reservations", "used")
+    __slots__ = ("_decided", "_fences", "_reservations", "used")
 
     def __init__(self) -> None:
         self._reservations: dict[Key, Reservation] = {}
-        self._decided: dict[str, Verdict] = {}
-        self._highest_fence: dict[str, int] = {}
+        self._decided: dict[_OfferKey, Verdict] = {}
+        self._fences: dict[str, _Fences] = {}
         self.used = ResourceVector()
 
     @property
@@ -124,7 +101,8 @@ class Admission:
 
     def highest_fence(self, attempt_id: str) -> int:
         """The highest fence seen for this attempt; 0: never seen."""
-        return self._highest_fence.get(attempt_id, 0)
+        fences = self._fences.get(attempt_id)
+        return 0 if fences is None else fences.seen
 
     def superseded_by(self, attempt_id: str, fence: int) -> tuple[Key, ...]:
         """The reservations of this attempt under lower fences."""
@@ -135,10 +113,10 @@ class Admission:
 
         The same offer again gets the same answer and holds nothing more.
         """
-        earlier = self._decided.get(offer.offer_id)
+        earlier = self._decided_earlier(offer)
         if earlier is not None:
             return earlier
-        verdict = self._refuse_fence(offer) or _refuse_unfit(offer, facts)
+        verdict = self._refuse_fence(offer) or refuse_unfit(offer, facts)
         self._see_fence(offer.attempt_id, offer.fence)
         if verdict is None:
             requested = effective_request(offer.resources)
@@ -154,18 +132,25 @@ class Admission:
                         now_ms + offer.expires_in_ms,
                     )
                 )
-        self._remember(offer.offer_id, verdict)
+        self._remember(_offer_key(offer), verdict)
+        return verdict
+
+    def withdraw(self, offer: Offer, code: RejectionCode, detail: str) -> Verdict:
+        """Take a yes back that nobody has heard: free what it holds, and say no from now on."""
+        self.free((offer.attempt_id, offer.fence))
+        verdict = refused(code, detail)
+        self._remember(_offer_key(offer), verdict)
         return verdict
 
     def hold_legacy(self, dispatch_id: str, facts: RunnerFacts) -> Verdict:
-        """A v1 dispatch takes one slot and runs on the host (protocol.md, Legacy v1)."""
+        """A v1 dispatch takes one slot and runs on the host, once (protocol.md, Legacy v1)."""
         key = (dispatch_id, 0)
-        if key in self._reservations:
-            return _no(RejectionCode.STALE_FENCE, f"dispatch {dispatch_id} is running")
+        if self._was_held(key):
+            return refused(RejectionCode.STALE_FENCE, f"dispatch {dispatch_id} was taken before")
         if not facts.host_execution_allowed:
-            return _no(RejectionCode.HOST_EXECUTION_DENIED, _NO_HOST_EXECUTION)
+            return refused(RejectionCode.HOST_EXECUTION_DENIED, NO_HOST_EXECUTION)
         if facts.stopping or facts.draining:
-            return _no(RejectionCode.STOPPING if facts.stopping else RejectionCode.DRAINING)
+            return refused(RejectionCode.STOPPING if facts.stopping else RejectionCode.DRAINING)
         one_slot = ResourceVector(slots=1)
         refusal = self._refuse_capacity(one_slot, facts.capacity)
         if refusal is not None:
@@ -210,14 +195,29 @@ class Admission:
         )
 
     def _refuse_fence(self, offer: Offer) -> Verdict | None:
-        if offer.fence < self.highest_fence(offer.attempt_id):
-            return _no(RejectionCode.STALE_FENCE)
-        if (offer.attempt_id, offer.fence) in self._reservations:
-            return _no(
+        highest = self.highest_fence(offer.attempt_id)
+        if offer.fence < highest:
+            return refused(
+                RejectionCode.STALE_FENCE, f"attempt {offer.attempt_id} is at fence {highest}"
+            )
+        if self._was_held((offer.attempt_id, offer.fence)):
+            return refused(
                 RejectionCode.STALE_FENCE,
-                f"attempt {offer.attempt_id} already holds a reservation under this fence",
+                f"attempt {offer.attempt_id} was accepted under fence {offer.fence} before",
             )
         return None
+
+    def _decided_earlier(self, offer: Offer) -> Verdict | None:
+        held = self._reservations.get((offer.attempt_id, offer.fence))
+        if held is not None and held.offer_id == offer.offer_id:
+            return Verdict(runtime=held.runtime)
+        return self._decided.get(_offer_key(offer))
+
+    def _was_held(self, key: Key) -> bool:
+        """Nothing runs twice under one fence, also when its message comes late again."""
+        attempt_id, fence = key
+        fences = self._fences.get(attempt_id)
+        return fences is not None and fence <= fences.held
 
     def _refuse_capacity(
         self, requested: ResourceVector, capacity: ResourceCapacity
@@ -225,30 +225,43 @@ class Admission:
         component = exceeded_component(self.used, requested, capacity)
         if component is None:
             return None
-        free = getattr(capacity, component) - getattr(self.used, component)
-        return _no(
+        ceiling = getattr(capacity, component)
+        free = (MAX_INT if ceiling is None else ceiling) - getattr(self.used, component)
+        return refused(
             _COMPONENT_CODES[component],
             f"{component}: {getattr(requested, component)} asked for, {max(free, 0)} free",
         )
 
     def _hold(self, reservation: Reservation) -> None:
-        self._see_fence(*reservation.key)
+        attempt_id, fence = reservation.key
+        fences = self._see_fence(attempt_id, fence)
+        fences.held = max(fences.held, fence)
         self._reservations[reservation.key] = reservation
         self.used += reservation.resources
 
-    def _see_fence(self, attempt_id: str, fence: int) -> None:
-        highest = max(fence, self._highest_fence.pop(attempt_id, 0))
-        _make_room(self._highest_fence, REMEMBERED_FENCES)
-        self._highest_fence[attempt_id] = highest
+    def _see_fence(self, attempt_id: str, fence: int) -> _Fences:
+        fences = self._fences.pop(attempt_id, None)
+        if fences is None:
+            fences = _Fences()
+            if len(self._fences) >= REMEMBERED_ATTEMPTS + len(self._reservations):
+                self._forget_oldest()
+        fences.seen = max(fences.seen, fence)
+        self._fences[attempt_id] = fences
+        return fences
 
-    def _remember(self, offer_id: str, verdict: Verdict) -> None:
-        _make_room(self._decided, REMEMBERED_DECISIONS)
-        self._decided[offer_id] = verdict
+    def _forget_oldest(self) -> None:
+        live = {attempt_id for attempt_id, _ in self._reservations}
+        del self._fences[next(a for a in self._fences if a not in live)]
+
+    def _remember(self, key: _OfferKey, verdict: Verdict) -> None:
+        self._decided.pop(key, None)
+        if len(self._decided) >= REMEMBERED_DECISIONS:
+            del self._decided[next(iter(self._decided))]
+        self._decided[key] = verdict
 
 
-def _make_room(memory: dict[str, Any], limit: int) -> None:
-    while len(memory) >= limit:
-        del memory[next(iter(memory))]
+def _offer_key(offer: Offer) -> _OfferKey:
+    return offer.offer_id, offer.attempt_id, offer.fence
 
 
 def effective_request(requested: ResourceVector) -> ResourceVector:
@@ -280,54 +293,3 @@ class DiskPressure:
         if used_percent < self.low_percent:
             return replace(self, latched=False)
         return self
-
-
-def _refuse_unfit(offer: Offer, facts: RunnerFacts) -> Verdict | None:
-    if facts.stopping:
-        return _no(RejectionCode.STOPPING)
-    if facts.draining:
-        return _no(RejectionCode.DRAINING)
-    if offer.trust_domain_id != facts.trust_domain_id:
-        return _no(
-            RejectionCode.TRUST_DOMAIN_MISMATCH,
-            f"this runner belongs to trust domain {facts.trust_domain_id}",
-        )
-    if offer.repository not in facts.repositories:
-        return _no(
-            RejectionCode.UNKNOWN_REPOSITORY,
-            f"no repository {offer.repository} here; forge-bridge add-repo adds one",
-        )
-    return _refuse_policy(offer, facts) or _refuse_disk(facts)
-
-
-def _refuse_policy(offer: Offer, facts: RunnerFacts) -> Verdict | None:
-    if offer.policy is Policy.HOST:
-        if not facts.host_execution_allowed:
-            return _no(RejectionCode.HOST_EXECUTION_DENIED, _NO_HOST_EXECUTION)
-        return _no(RejectionCode.RUNTIME_UNAVAILABLE, "attempts run in the sandbox only")
-    if Runtime.DOCKER not in facts.runtimes:
-        if offer.policy is Policy.SANDBOX_PREFERRED and offer.host_fallback is not None:
-            return _no(RejectionCode.HOST_FALLBACK_DENIED, "attempts run in the sandbox only")
-        return _no(RejectionCode.RUNTIME_UNAVAILABLE, "; ".join(facts.blockers)[:2000] or None)
-    if offer.policy is Policy.SANDBOX_REQUIRED:
-        missing = list(facts.blockers)
-        if offer.approved_commit is None:
-            missing.append("approved_commit")
-        if missing:
-            return _no(RejectionCode.POLICY_UNSATISFIED, ", ".join(missing)[:2000])
-    wanted = offer.requirements
-    if wanted.network_policy not in facts.network_policies:
-        return _no(RejectionCode.POLICY_UNSATISFIED, f"network policy {wanted.network_policy}")
-    if absent := [s.name for s in wanted.services if s.name not in facts.services]:
-        return _no(RejectionCode.POLICY_UNSATISFIED, f"services {', '.join(absent)}")
-    if wanted.publication_mode not in facts.publication_modes:
-        return _no(RejectionCode.POLICY_UNSATISFIED, f"publication mode {wanted.publication_mode}")
-    return None
-
-
-def _refuse_disk(facts: RunnerFacts) -> Verdict | None:
-    return _no(RejectionCode.DISK_PRESSURE) if facts.disk_pressure else None
-
-
-def _no(code: RejectionCode, detail: str | None = None) -> Verdict:
-    return Verdict(code=code, detail=detail)

@@ -81,10 +81,14 @@ def _check(vector: ResourceVector | ResourceCapacity, what: str) -> None:
 def exceeded_component(
     used: ResourceVector, requested: ResourceVector, capacity: ResourceCapacity
 ) -> str | None:
-    """The first component, in wire order, that has no room left; None when all fit."""
+    """The first component, in wire order, that has no room left; None when all fit.
+
+    Without a ceiling the sum must still be a number that the wire can carry.
+    """
     for name in COMPONENTS:
         ceiling = getattr(capacity, name)
-        if ceiling is not None and getattr(used, name) + getattr(requested, name) > ceiling:
+        limit = MAX_INT if ceiling is None else ceiling
+        if getattr(used, name) + getattr(requested, name) > limit:
             return name
     return None
 

@@ -1,0 +1,106 @@
+"""What an offer must be, whatever the capacity, to be taken here (protocol.md, Codes; B-51, B-96)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from forge_core.resources import ResourceCapacity
+from forge_core.wire.codes import (
+    NetworkPolicy,
+    Policy,
+    PublicationMode,
+    RejectionCode,
+    Runtime,
+    ServiceName,
+)
+from forge_core.wire.from_hub import Offer
+
+NO_HOST_EXECUTION: Final = "the operator has not set FORGE_ALLOW_HOST_EXECUTION=true on this runner"
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerFacts:
+    """What a decision looks at besides the reservations; the advertisement says the same."""
+
+    trust_domain_id: str
+    capacity: ResourceCapacity
+    repositories: frozenset[str]
+    runtimes: frozenset[Runtime]
+    blockers: tuple[str, ...] = ()
+    network_policies: frozenset[NetworkPolicy] = frozenset({NetworkPolicy.NONE})
+    services: frozenset[ServiceName] = frozenset()
+    publication_modes: frozenset[PublicationMode] = frozenset()
+    host_execution_allowed: bool = False
+    draining: bool = False
+    stopping: bool = False
+    disk_pressure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to one offer: accepted, or a code from the closed list with its detail."""
+
+    runtime: Runtime | None = None
+    code: RejectionCode | None = None
+    detail: str | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether capacity is now held for the offer."""
+        return self.code is None
+
+
+def refuse_unfit(offer: Offer, facts: RunnerFacts) -> Verdict | None:
+    """The first reason, other than capacity, why the offer cannot be taken; None: it can."""
+    if facts.stopping:
+        return refused(RejectionCode.STOPPING)
+    if facts.draining:
+        return refused(RejectionCode.DRAINING)
+    if offer.trust_domain_id != facts.trust_domain_id:
+        return refused(
+            RejectionCode.TRUST_DOMAIN_MISMATCH,
+            f"this runner belongs to trust domain {facts.trust_domain_id}",
+        )
+    if offer.repository not in facts.repositories:
+        return refused(
+            RejectionCode.UNKNOWN_REPOSITORY,
+            f"no repository {offer.repository} here; forge-bridge add-repo adds one",
+        )
+    return _refuse_policy(offer, facts) or _refuse_disk(facts)
+
+
+def _refuse_policy(offer: Offer, facts: RunnerFacts) -> Verdict | None:
+    if offer.policy is Policy.HOST:
+        if not facts.host_execution_allowed:
+            return refused(RejectionCode.HOST_EXECUTION_DENIED, NO_HOST_EXECUTION)
+        return refused(RejectionCode.RUNTIME_UNAVAILABLE, "attempts run in the sandbox only")
+    if Runtime.DOCKER not in facts.runtimes:
+        if offer.policy is Policy.SANDBOX_PREFERRED and offer.host_fallback is not None:
+            return refused(RejectionCode.HOST_FALLBACK_DENIED, "attempts run in the sandbox only")
+        return refused(RejectionCode.RUNTIME_UNAVAILABLE, "; ".join(facts.blockers)[:2000] or None)
+    if offer.policy is Policy.SANDBOX_REQUIRED:
+        missing = list(facts.blockers)
+        if offer.approved_commit is None:
+            missing.append("approved_commit")
+        if missing:
+            return refused(RejectionCode.POLICY_UNSATISFIED, ", ".join(missing)[:2000])
+    wanted = offer.requirements
+    if wanted.network_policy not in facts.network_policies:
+        return refused(RejectionCode.POLICY_UNSATISFIED, f"network policy {wanted.network_policy}")
+    if absent := [s.name for s in wanted.services if s.name not in facts.services]:
+        return refused(RejectionCode.POLICY_UNSATISFIED, f"services {', '.join(absent)}")
+    if wanted.publication_mode not in facts.publication_modes:
+        return refused(
+            RejectionCode.POLICY_UNSATISFIED, f"publication mode {wanted.publication_mode}"
+        )
+    return None
+
+
+def _refuse_disk(facts: RunnerFacts) -> Verdict | None:
+    return refused(RejectionCode.DISK_PRESSURE) if facts.disk_pressure else None
+
+
+def refused(code: RejectionCode, detail: str | None = None) -> Verdict:
+    """No, because."""
+    return Verdict(code=code, detail=detail)
