@@ -40,7 +40,7 @@ class Backoff:
 
         A refusal waits the maximum (it needs a person, not haste); ``Retry-After`` is a floor.
         """
-        floor = min(retry_after_ms or 0, 5 * BACKOFF_MAX_MS)
+        floor = max(0, min(retry_after_ms or 0, 5 * BACKOFF_MAX_MS))
         if self.refused_for_good:
             return max(floor, BACKOFF_MAX_MS)
         exponent = max(0, min(self.failures - 1, 16))

@@ -113,7 +113,9 @@ def renew(lease: Lease, update: LeaseUpdate, now_ms: int) -> tuple[Lease, Refusa
 
 
 def agent_started(lease: Lease, now_ms: int) -> Lease:
-    """The hard wall and the idle clock begin."""
+    """The hard wall and the idle clock begin, once: a second start moves no deadline."""
+    if lease.hard_wall_at_ms is not None:
+        return lease
     wall_at_ms = now_ms + lease.hard_wall_ms
     return replace(
         lease,
@@ -129,7 +131,7 @@ def agent_ended(lease: Lease) -> Lease:
 
 
 def output_seen(lease: Lease, now_ms: int) -> Lease:
-    """The agent printed something."""
-    if lease.idle_at_ms is None:
+    """The agent printed something; what has expired is not revived by it."""
+    if lease.idle_at_ms is None or lease.expired(now_ms) is not None:
         return lease
     return replace(lease, idle_at_ms=now_ms + lease.idle_ms)
