@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
+
+from forge_core.wire.base import ID_PATTERN, MAX_INT
 
 MANAGED: Final = "dev.forge.managed"
 MANAGED_BY_BRIDGE: Final = "bridge"
@@ -22,6 +25,9 @@ ROLE: Final = "dev.forge.role"
 PROJECT_ID: Final = "dev.forge.project-id"
 TRUST_DOMAIN_ID: Final = "dev.forge.trust-domain-id"
 PREFIX: Final = "dev.forge."
+_ID_LABELS: Final = (RUNNER_ID, INSTANCE_ID, ATTEMPT_ID, PROJECT_ID, TRUST_DOMAIN_ID)
+_ID: Final = re.compile(ID_PATTERN)
+_ROLE: Final = re.compile(r"[a-z][a-z0-9_.-]{0,63}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +67,13 @@ class Owner:
             fence = labels[FENCE]
             if not fence.isascii() or not fence.isdecimal() or fence != str(int(fence)):
                 return None
-            return cls(
-                runner_id=labels[RUNNER_ID],
-                runner_instance_id=labels[INSTANCE_ID],
-                attempt_id=labels[ATTEMPT_ID],
-                fence=int(fence),
-                project_id=labels[PROJECT_ID],
-                trust_domain_id=labels[TRUST_DOMAIN_ID],
-            )
+            ids = [labels[key] for key in _ID_LABELS]
+            if not all(map(_ID.match, ids)) or not 1 <= int(fence) <= MAX_INT:
+                return None
         except (KeyError, ValueError):
             return None
+        runner_id, instance_id, attempt_id, project_id, trust_domain_id = ids
+        return cls(runner_id, instance_id, attempt_id, int(fence), project_id, trust_domain_id)
 
 
 def name_from_labels(labels: Mapping[str, str]) -> str:
@@ -85,7 +88,7 @@ def is_ours(name: str, labels: Mapping[str, str]) -> bool:
     """Whether labels and name agree, so that the resource may be touched."""
     return (
         Owner.from_labels(labels) is not None
-        and ROLE in labels
+        and _ROLE.match(labels.get(ROLE, "")) is not None
         and name == name_from_labels(labels)
     )
 

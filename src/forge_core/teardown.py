@@ -37,17 +37,19 @@ def removal_plan(
     A listed resource whose name does not agree with its labels is somebody else's and is left
     alone, even though its labels say that it is ours.
     """
-    found: dict[tuple[ResourceKind, str], Removal] = {}
+    recorded: dict[tuple[ResourceKind, str], Removal] = {}
     for record in records:
         if record.kind not in (RecordKind.INTENT, RecordKind.FACT):
             continue
         kind, name = ResourceKind(record.data["kind"]), record.data["name"]
         identity = record.data.get("id") or name
-        found[kind, name] = Removal(kind, identity, name, record.data["role"])
-    for resource in listed:
-        if is_ours(resource.name, resource.labels):
-            role = resource.labels[ROLE]
-            found[resource.kind, resource.name] = Removal(
-                resource.kind, resource.id, resource.name, role
-            )
-    return tuple(sorted(found.values(), key=lambda r: (REMOVAL_ORDER.index(r.kind), r.name)))
+        recorded[kind, name] = Removal(kind, identity, name, record.data["role"])
+    # By id, since an engine lets two networks have one name.
+    seen = {
+        Removal(resource.kind, resource.id, resource.name, resource.labels[ROLE])
+        for resource in listed
+        if is_ours(resource.name, resource.labels)
+    }
+    names = {(removal.kind, removal.name) for removal in seen}
+    plan = seen.union(removal for key, removal in recorded.items() if key not in names)
+    return tuple(sorted(plan, key=lambda r: (REMOVAL_ORDER.index(r.kind), r.name, r.id)))
