@@ -1,4 +1,4 @@
-"""What an offer must be, whatever the capacity, to be taken here (protocol.md, Codes; B-51, B-96)."""
+"""What an offer must be, whatever the capacity, to be taken here (protocol.md, Codes; B-51)."""
 
 from __future__ import annotations
 

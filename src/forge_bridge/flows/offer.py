@@ -88,8 +88,7 @@ async def _open_ledger(runner: Runner, offer: Offer, verdict: Verdict) -> Verdic
     except DiskUnusable as error:
         logger.error("cannot reserve", attempt_id=offer.attempt_id, error=str(error))
         runner.attempts.pop(key, None)
-        runner.admission.free(key)
-        return Verdict(code=RejectionCode.DISK_PRESSURE, detail=str(error))
+        return runner.admission.withdraw(offer, RejectionCode.DISK_PRESSURE, str(error)[:2000])
     return verdict
 
 

@@ -76,6 +76,9 @@ async def _begin(runner: Runner, run: AttemptRun, start: Start) -> None:
         now_ms=now_ms,
     )
     await run.feed(Started(lease))
+    if run.state.phase is not Phase.RUNNING:
+        # Its offer ran out, or it was cancelled, while this waited for its turn.
+        return
     runner.admission.transition(run.state.key, ReservationState.STARTING)
     runner.notify()
     resources = runner.admission.reservations[run.state.key].resources

@@ -28,7 +28,7 @@ async def tear_down(
         listed, unlisted = await _list(run, engine)
         plan = removal_plan(run.records if round_number == 0 else (), listed)
         for removal in plan:
-            removed[removal.kind, removal.name] = await remove(engine, removal)
+            removed[removal.kind, removal.id] = await remove(engine, removal)
         if unlisted is not None:
             removed = {key: _unobserved(r, unlisted) for key, r in removed.items()}
         resists = any(r.outcome is RemovalOutcome.FAILED for r in removed.values())
