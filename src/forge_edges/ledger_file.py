@@ -109,8 +109,8 @@ class LedgerFile:
         append = _Append(encode_body(self._utc(), kind, data), self.path)
         if not self._writer.is_alive():
             raise RefusedError(f"cannot append to {self.path}: it is closed", code="ledger_closed")
-        self._waiting.put(append)
         with anyio.CancelScope(shield=True):
+            self._waiting.put(append)
             await append.done.wait()
         if append.error is not None:
             raise append.error
