@@ -9,6 +9,15 @@ from urllib.parse import urlsplit
 
 import anyio
 import pytest
+
+from forge_core.errors import (
+    ForgeError,
+    HubConnectionLost,
+    HubError,
+    HubUnavailable,
+    RefusedError,
+)
+from forge_edges.signalr import SignalRConnection, SignalRConnectionFactory, SignalRSettings
 from signalr_parts import (
     HUB_PATH,
     FreezingProxy,
@@ -19,15 +28,6 @@ from signalr_parts import (
     record,
     wait_until,
 )
-
-from forge_core.errors import (
-    ForgeError,
-    HubConnectionLost,
-    HubError,
-    HubUnavailable,
-    RefusedError,
-)
-from forge_edges.signalr import SignalRConnection, SignalRConnectionFactory, SignalRSettings
 
 pytestmark = pytest.mark.requirement("B-01", "B-07")
 
@@ -195,6 +195,31 @@ async def test_a_lying_hub_is_borne_and_counted(caplog: pytest.LogCaptureFixture
             assert c.ignored_records == len(lies) + 1
     assert "deadbeef" not in caplog.text
     assert len(caplog.records) == 11
+
+
+async def test_many_records_in_one_frame_do_not_hold_up_the_other_tasks() -> None:
+    async def push(peer: Peer) -> None:
+        await peer.send(record(type=1, target="Offer", arguments=[0]) * 2000)
+        await peer.wait_closed()
+
+    turns = 0
+    turns_at_offer: list[int] = []
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    def on_offer(_payload: object) -> None:
+        turns_at_offer.append(turns)
+
+    async with ScriptedHub(push).running() as url, anyio.create_task_group() as tasks:
+        tasks.start_soon(others)
+        async with connected(SignalRSettings(url), on_offer=on_offer):
+            await wait_until(lambda: len(turns_at_offer) == 2000)
+        tasks.cancel_scope.cancel()
+    assert turns_at_offer[-1] - turns_at_offer[0] >= 5
 
 
 async def test_a_message_of_one_mebibyte_is_taken_and_one_byte_more_ends_it() -> None:
@@ -373,7 +398,11 @@ async def test_a_half_open_connection_is_noticed_and_its_calls_fail() -> None:
     async with ScriptedHub(echo).running() as url:
         proxy = FreezingProxy(urlsplit(url).port or 0)
         async with proxy.running() as port:
-            settings = SignalRSettings(f"http://127.0.0.1:{port}{HUB_PATH}", server_timeout_ms=300)
+            settings = SignalRSettings(
+                f"http://127.0.0.1:{port}{HUB_PATH}",
+                server_timeout_ms=300,
+                close_timeout_ms=60_000,  # an orderly close would wait for the frozen peer
+            )
             async with connected(settings) as (c, ends):
                 assert await c.invoke("E", {}) == {}
                 proxy.freeze()

@@ -3,108 +3,26 @@
 from __future__ import annotations
 
 import logging
-import socket
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
 import orjson
 import pytest
-from starlette.requests import HTTPConnection
 
 from forge_core.errors import HubConnectionLost, HubError
 from forge_edges.signalr import SignalRSettings
-from forge_hub.signalr import Connection, HubException, HubOptions, SignalRHub
+from forge_hub.signalr import Connection, HubException, HubOptions
 from forge_hub.signalr.tickets import Ticket, TicketError, Tickets
+from signalr_hub_client import (
+    bearer,
+    client,
+    make_hub,
+    negotiate,
+    upgrade_status,
+)
 from signalr_parts import connected, record, serving, wait_until
 
 pytestmark = pytest.mark.requirement("B-95")
-
-FAST = HubOptions(
-    keep_alive_ms=100,
-    client_timeout_ms=400,
-    handshake_timeout_ms=300,
-    write_timeout_ms=300,
-    close_timeout_ms=300,
-    tick_ms=20,
-    max_queued_invocations=2,
-)
-
-
-async def authenticate(token: str | None, _request: HTTPConnection) -> str | None:
-    return token if token in {"ann", "bob"} else None
-
-
-def make_hub(options: HubOptions | None = None) -> SignalRHub[str]:
-    hub: SignalRHub[str] = SignalRHub("/hubs/runner", authenticate, options)
-
-    @hub.method("Echo")
-    async def echo(_connection: Connection[str], payload: object) -> object:
-        return payload
-
-    @hub.method("Void")
-    async def void(_connection: Connection[str], _payload: object) -> object:
-        return None
-
-    return hub
-
-
-class Client:
-    """A WebSocket client that speaks SignalR by hand."""
-
-    def __init__(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
-        self.websocket = websocket
-        self._records: list[dict[str, object]] = []
-
-    async def send(self, **fields: object) -> None:
-        await self.websocket.send_str(record(**fields))
-
-    async def call(self, target: str, *arguments: object, id: str | None = None) -> None:  # noqa: A002
-        await self.send(type=1, target=target, arguments=arguments, invocationId=id)
-
-    async def next(self) -> dict[str, object]:
-        """The next record, pings left out; {} once the connection has ended."""
-        while not self._records:
-            message = await self.websocket.receive(timeout=10)
-            if message.type is not aiohttp.WSMsgType.TEXT:
-                return {}
-            parts = message.data.split("\x1e")
-            assert parts.pop() == ""
-            self._records = [r for r in map(orjson.loads, parts) if r != {"type": 6}]
-        return self._records.pop(0)
-
-
-def bearer(token: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-async def negotiate(session: aiohttp.ClientSession, url: str, who: str = "ann") -> str:
-    async with session.post(f"{url}/negotiate?negotiateVersion=1", headers=bearer(who)) as answer:
-        assert answer.status == 200
-        return str((await answer.json())["connectionToken"])
-
-
-async def upgrade_status(
-    session: aiohttp.ClientSession, url: str, ticket: str, who: str | None = "ann"
-) -> int:
-    try:
-        async with session.ws_connect(f"{url}?id={ticket}", headers=bearer(who)):
-            return 101
-    except aiohttp.WSServerHandshakeError as error:
-        return error.status
-
-
-@asynccontextmanager
-async def client(url: str, who: str = "ann") -> AsyncIterator[Client]:
-    async with aiohttp.ClientSession() as session:
-        ticket = await negotiate(session, url, who)
-        async with session.ws_connect(f"{url}?id={ticket}", headers=bearer(who)) as websocket:
-            await websocket.send_str('{"protocol":"json","version":1}\x1e')
-            assert (await websocket.receive()).data == "{}\x1e"
-            yield Client(websocket)
 
 
 async def test_negotiate_answers_only_those_who_may_ask() -> None:
@@ -178,14 +96,6 @@ async def test_another_protocol_is_refused_in_the_handshake(request_text: str) -
             await websocket.send_str(request_text)
             assert "error" in orjson.loads((await websocket.receive()).data[:-1])
             assert (await websocket.receive()).type is aiohttp.WSMsgType.CLOSE
-
-
-async def test_a_client_that_never_shakes_hands_is_dropped() -> None:
-    async with serving(make_hub(FAST)) as url, aiohttp.ClientSession() as session:
-        ticket = await negotiate(session, url)
-        async with session.ws_connect(f"{url}?id={ticket}", headers=bearer("ann")) as websocket:
-            message = await websocket.receive(timeout=5)
-            assert message.type in {aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSE}
 
 
 async def test_completions_of_every_kind() -> None:
@@ -322,111 +232,6 @@ async def test_a_burst_goes_out_in_one_text_frame_and_in_order() -> None:
     assert numbers == list(range(100))
 
 
-async def test_idle_clients_are_pinged_and_silent_ones_cut_off() -> None:
-    hub = make_hub(FAST)
-    async with serving(hub) as url, client(url) as c:
-        pings = 0
-        while (message := await c.websocket.receive(timeout=5)).type is aiohttp.WSMsgType.TEXT:
-            assert message.data == '{"type":6}\x1e'
-            pings += 1
-        assert pings >= 2
-        await wait_until(lambda: not hub.connections)
-
-
-async def test_a_client_whose_calls_wait_for_their_turn_is_not_silent() -> None:
-    hub = make_hub(FAST)
-    done: list[object] = []
-
-    @hub.method("Slow")
-    async def slow(_connection: Connection[str], payload: object) -> object:
-        await anyio.sleep(0.3)
-        done.append(payload)
-        return payload
-
-    async with serving(hub) as url, client(url) as c, anyio.create_task_group() as tasks:
-
-        async def ping() -> None:
-            while True:
-                await c.send(type=6)
-                await anyio.sleep(0.1)
-
-        for n in range(6):
-            await c.call("Slow", n, id=str(n))
-        tasks.start_soon(ping)
-        for n in range(6):
-            assert (await c.next())["result"] == n
-        tasks.cancel_scope.cancel()
-
-
-async def test_a_client_that_does_not_read_is_cut_off_and_holds_up_nobody() -> None:
-    hub = make_hub(FAST)
-    async with serving(hub) as url, raw_client(url) as deaf, client(url) as c:
-        await wait_until(lambda: len(hub.connections) == 2)
-        victims = [one for one in hub.connections.values() if one.principal == "bob"]
-        sent = 0
-        while victims[0].send("Offer", {"text": "x" * 60_000}):
-            sent += 1
-            await c.call("Echo", sent, id="1")
-            assert (await c.next())["result"] == sent
-        await wait_until(lambda: len(hub.connections) == 1)
-        assert not victims[0].send("Offer", {})
-        assert await read_until_end(deaf)
-
-
-async def test_a_client_that_does_not_let_a_close_finish_is_dropped() -> None:
-    hub = make_hub(FAST)
-    ended: list[str] = []
-
-    @hub.on_disconnected
-    async def gone(connection: Connection[str]) -> None:
-        ended.append(connection.principal)
-
-    async with serving(hub) as url, raw_client(url) as deaf:
-        await wait_until(lambda: len(hub.connections) == 1)
-        (connection,) = hub.connections.values()
-        connection.close("enough", allow_reconnect=True)
-        assert not connection.send("Offer", {})
-        await wait_until(lambda: ended == ["bob"])
-        assert b"enough" in await read_until_end(deaf)
-
-
-async def read_until_end(raw: socket.socket) -> bytes:
-    """What a peer gets that begins to read at last, and finds its connection dropped."""
-    got = b""
-    with anyio.fail_after(5):
-        while True:
-            await anyio.wait_readable(raw)
-            try:
-                chunk = raw.recv(1 << 20)
-            except ConnectionResetError:
-                return got
-            if not chunk:
-                return got
-            got += chunk
-
-
-@asynccontextmanager
-async def raw_client(url: str) -> AsyncIterator[socket.socket]:
-    """A connected client that never reads: a bare socket."""
-    async with aiohttp.ClientSession() as session:
-        ticket = await negotiate(session, url, "bob")
-    port = urlsplit(url).port or 0
-    with socket.create_connection(("127.0.0.1", port)) as raw:
-        raw.setblocking(False)
-        request = (
-            f"GET /hubs/runner?id={ticket} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
-            "Connection: Upgrade\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
-            "Sec-WebSocket-Version: 13\r\nAuthorization: Bearer bob\r\n\r\n"
-        )
-        handshake = b'{"protocol":"json","version":1}\x1e'
-        frame = bytes([0x81, 0x80 | len(handshake), 0, 0, 0, 0]) + handshake  # RFC 6455, 5.2
-        raw.sendall(request.encode())
-        await anyio.wait_readable(raw)
-        assert b" 101 " in raw.recv(4096)
-        raw.sendall(frame)
-        yield raw
-
-
 async def test_calls_end_with_their_connection_and_the_hooks_run_once() -> None:
     hub = make_hub()
     story: list[str] = []
@@ -469,37 +274,6 @@ async def test_a_failing_connected_hook_ends_the_connection_before_any_call() ->
             "type": 7, "error": "Connection closed with an error.", "allowReconnect": True,
         }  # fmt: skip
         assert await c.next() == {}
-
-
-async def test_a_hub_that_goes_down_asks_its_clients_back() -> None:
-    hub = make_hub()
-    async with serving(hub) as url, client(url, "ann") as c:
-        await wait_until(lambda: len(hub.connections) == 1)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(hub.shut_down)
-            close = await c.next()
-        assert (close["type"], close["allowReconnect"]) == (7, True)
-        await wait_until(lambda: not hub.connections)
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(f"{url}/negotiate?negotiateVersion=1", headers=bearer("ann")) as answer,
-        ):
-            assert answer.status == 503
-
-
-async def test_a_hub_that_was_held_up_does_not_blame_its_clients() -> None:
-    hub = make_hub(FAST)
-
-    async def token(_refresh: bool) -> str:
-        return "ann"
-
-    async with serving(hub) as url:
-        settings = SignalRSettings(url, token, keep_alive_ms=100, server_timeout_ms=5000)
-        async with connected(settings) as (c, ends):
-            for _ in range(3):
-                time.sleep(0.5)  # longer than the hub's client timeout
-                assert await c.invoke("Echo", {"here": "still"}) == {"here": "still"}
-            assert ends == []
 
 
 @pytest.mark.requirement("B-01")
