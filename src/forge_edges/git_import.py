@@ -32,7 +32,7 @@ from forge_core.output_exchange import MAX_BUNDLE_HEADER_BYTES, parse_bundle_hea
 from forge_core.ports import ImportedOutput
 from forge_core.tree_changes import Change, changes_violation, link_ids, parse_changes
 from forge_core.tree_rules import MAX_SYMLINK_BYTES, MODE_TREE, object_format, parse_listing
-from forge_edges.git import Repository, adopt_pack, quarantine
+from forge_edges.git import Repository, adopt_pack, disk_errors, quarantine
 from forge_edges.pack_scan import PackLimits, scan_pack
 from forge_edges.process import Bounds, OutputOverflow, ProcessTimedOut
 
@@ -85,6 +85,7 @@ async def import_bundle(
     :raises RefusedError: ``code="output_invalid"``, with the broken rule as ``field``: ``size``,
         ``time``, ``format``, ``refs``, ``claim``, ``parent``, ``objects``, ``fsck``, ``path``,
         ``symlink``, ``submodule``, ``duplicate``, ``files`` or ``empty``.
+    :raises DiskUnusable: the quarantine or the store cannot be written.
     """
     limits = limits or ImportLimits()
     bounds = Bounds(
@@ -140,12 +141,13 @@ async def _unpack(
 
 async def _receive(bundle: AsyncIterable[bytes], path: Path, ceiling: int) -> None:
     size = 0
-    async with await anyio.open_file(path, "xb") as file:
-        async for chunk in bundle:
-            size += len(chunk)
-            if size > ceiling:
-                raise _refused("size", f"it is larger than {ceiling} bytes")
-            await file.write(chunk)
+    with disk_errors(path):
+        async with await anyio.open_file(path, "xb") as file:
+            async for chunk in bundle:
+                size += len(chunk)
+                if size > ceiling:
+                    raise _refused("size", f"it is larger than {ceiling} bytes")
+                await file.write(chunk)
 
 
 def _read_header(path: Path, *, input_commit: str, ref: str) -> tuple[str, int]:
@@ -253,7 +255,7 @@ async def _publish(store: Repository, packs: Path, target_ref: str, result: str)
         if there.stdout.decode().strip() == result:
             return
         raise _refused("refs", f"{target_ref} already has another result")
-    with anyio.CancelScope(shield=True):
+    with anyio.CancelScope(shield=True), disk_errors(store.path):
         await anyio.to_thread.run_sync(adopt_pack, packs, store.path)
         await store.output(
             "update-ref", "--stdin", input=f"create {target_ref} {result}\n".encode()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from forge_core.errors import RefusedError
 from forge_core.ports import ImportedOutput
-from forge_edges import git
+from forge_edges.git import tree_listing
 from forge_edges.git_import import ImportLimits, import_bundle
+from forge_edges.git_input import FetchLimits, ensure_commit
 from forge_edges.workspace_archive import workspace_archive
 
 
@@ -27,11 +28,11 @@ class GitStores:
     clones: Mapping[str, Path]
     max_workspace_bytes: int = 4 << 30
     max_workspace_entries: int = 500_000
-    fetch_limits: git.FetchLimits = field(default_factory=git.FetchLimits)
+    fetch_limits: FetchLimits = field(default_factory=FetchLimits)
     import_limits: ImportLimits = field(default_factory=ImportLimits)
 
     async def ensure_commit(self, repository: str, commit: str) -> None:
-        """See :func:`forge_edges.git.ensure_commit`."""
+        """See :func:`forge_edges.git_input.ensure_commit`."""
         clone = self.clones.get(repository)
         if clone is None:
             raise RefusedError(
@@ -39,7 +40,7 @@ class GitStores:
                 code="workspace_invalid",
                 field="repository",
             )
-        await git.ensure_commit(clone, self._store(repository), commit, limits=self.fetch_limits)
+        await ensure_commit(clone, self._store(repository), commit, limits=self.fetch_limits)
 
     def workspace_archive(
         self, repository: str, commit: str, *, uid: int, gid: int, directory: str = "."
@@ -57,7 +58,7 @@ class GitStores:
 
     async def tree_listing(self, repository: str, commit: str) -> bytes:
         """See :func:`forge_edges.git.tree_listing`."""
-        return await git.tree_listing(self._store(repository), commit)
+        return await tree_listing(self._store(repository), commit)
 
     async def import_bundle(
         self,

@@ -19,8 +19,9 @@ from forge_core.output_exchange import (
     parse_helper_reply,
 )
 from forge_core.ports import ImportedOutput
-from forge_edges.git import ensure_commit, tree_listing
+from forge_edges.git import tree_listing
 from forge_edges.git_import import ImportLimits, import_bundle
+from forge_edges.git_input import ensure_commit
 from forge_edges.workspace_archive import workspace_archive
 
 REF = attempt_ref("att-1", 7)
@@ -143,13 +144,17 @@ def make_clone(directory: Path, object_format: str = "sha1") -> Path:
     git(directory, "init", "-q", "-b", "main", f"--object-format={object_format}")
     (directory / "README").write_bytes(b"$Id$ $Format:%H$\n")
     (directory / "dir/deep").mkdir(parents=True)
+    (directory / "objects").mkdir()
+    (directory / "objects/file").write_text("not Git's\n")
     (directory / "dir/inner").write_text("inner\n")
     (directory / "dir/deep/file").write_text("deep\n")
     (directory / "dir/run").write_text("#!/bin/sh\n")
     (directory / "dir/run").chmod(0o755)
     (directory / "link").symlink_to("dir/inner")
     (directory / "dir/absolute").symlink_to("/dev/null")
-    (directory / ".gitattributes").write_text("* ident text eol=crlf export-subst\ndir export-ignore\n")
+    (directory / ".gitattributes").write_text(
+        "* ident text eol=crlf export-subst\ndir export-ignore\n"
+    )
     (directory / ".gitignore").write_text("*.o\nbuild/\n")
     git(directory, "add", "-A")
     git(directory, "commit", "-qm", "one")

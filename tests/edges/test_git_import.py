@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
@@ -11,9 +13,9 @@ import pytest
 from git_parts import REF, Project, git, make_project, on_disk, word
 from hostile_bundles import FILE, Forge, corpus
 
-from forge_core.errors import RefusedError
-from forge_edges.git import ensure_commit
+from forge_core.errors import DiskUnusable, RefusedError
 from forge_edges.git_import import ImportLimits, import_bundle
+from forge_edges.git_input import ensure_commit
 
 LIMITS = ImportLimits(
     bundle_bytes=4 << 20,
@@ -128,6 +130,37 @@ async def test_what_the_input_already_had_refuses_nothing(tmp_path: Path) -> Non
     result = forge.commit(forge.with_row(FILE, b"back\\slash\xff", forge.blob(b"2\n")))
     output = await project.take(forge.bundle(result), result, LIMITS)
     assert output.files == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of two mebibytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("a small filesystem takes the right to mount")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("compressible", [True, False])
+@pytest.mark.requirement("B-61")
+async def test_a_full_disk_is_our_trouble_and_no_fault_of_the_output(
+    small_disk: Path, tmp_path: Path, compressible: bool
+) -> None:
+    """While receiving, or while Git unpacks what was received."""
+    project = await make_project(tmp_path)
+    small = dataclasses.replace(project, store=small_disk / "repositories" / "project.git")
+    await ensure_commit(project.clone, small.store, project.commit)
+    before = on_disk(small.store)
+    forge = Forge(project.clone, project.commit)
+    content = os.urandom(1_200_000) + (b"" if compressible else os.urandom(1_000_000))
+    result = forge.commit(forge.with_row(FILE, b"large", forge.blob(content)))
+    with pytest.raises(DiskUnusable, match="No space left on device"):
+        await small.take(forge.bundle(result), result, LIMITS)
+    assert on_disk(small.store) == before
+    assert list((small.store.parent / ".quarantine").iterdir()) == []
 
 
 @pytest.mark.requirement("B-61")

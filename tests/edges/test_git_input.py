@@ -14,7 +14,8 @@ from git_parts import Project, git, make_clone, make_project, on_disk, word
 from hostile_bundles import EXECUTABLE, FILE, GITLINK, LINK, TREE, Forge
 
 from forge_core.errors import RefusedError
-from forge_edges.git import Repository, ensure_commit, remove_leftovers
+from forge_edges.git import Repository, remove_leftovers
+from forge_edges.git_input import ensure_commit
 from forge_edges.git_stores import GitStores
 
 Make = Callable[[Path, Path], Path]
