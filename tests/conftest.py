@@ -92,6 +92,12 @@ def runner_id(_runner_numbers: Iterator[int]) -> str:
     return session_runner_id(next(_runner_numbers))
 
 
+@pytest.fixture(scope="module")
+def module_runner_id(_runner_numbers: Iterator[int]) -> str:
+    """Likewise, for a runner that serves a whole module."""
+    return session_runner_id(next(_runner_numbers))
+
+
 @pytest.fixture(scope="session")
 def _runner_numbers() -> Iterator[int]:
     return itertools.count(1)
