@@ -156,7 +156,7 @@ class SignalRConnection:
         :raises HubUnavailable: no answer within the bounds, or none that makes sense.
         :raises RefusedError: code ``invalid_token``.
         """
-        assert self._phase is Phase.NEW, "a connection is never reused"  # noqa: S101
+        assert self._phase is Phase.NEW, "a connection is never reused"
         self._phase = Phase.OPENING
         await self._task_group.start(self._live)
 
