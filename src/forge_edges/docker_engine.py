@@ -8,7 +8,7 @@ through :mod:`forge_edges.docker_stream`.  Every failure leaves here as an engin
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from typing import Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -28,6 +28,7 @@ from forge_edges.docker_context import DockerEndpoint
 from forge_edges.docker_errors import short
 from forge_edges.docker_facts import OLDEST_API, agree_on_api, engine_facts, engine_resource
 from forge_edges.docker_stream import CHUNK_BYTES, Exchange, exchange
+from forge_edges.docker_transport import UnixSocketAdapter
 
 DEFAULT_TIMEOUT_MS: Final = 30_000
 
@@ -327,20 +328,26 @@ class DockerEngine:
         """Ask the engine which API versions it speaks."""
         what = f"reach the Docker Engine at {self.endpoint}"
         async with self._negotiation:
-            client = await self._calls.run(what, lambda: self._new_client(OLDEST_API))
-            version = await self._calls.run(what, lambda: client.version(api_version=False))
+            version = await self._calls.run(what, self._ask_version)
             agreed = agree_on_api(version)
             if self._client is None or self._client.version != agreed:
                 client = await self._calls.run(what, lambda: self._new_client(agreed))
+                if self._client is not None:
+                    self._client.api.close()
                 self._client = _Client(client, agreed)
             return self._client, version
 
+    def _ask_version(self) -> dict[str, Any]:
+        with closing(self._new_client(OLDEST_API)) as client:
+            return dict(client.version(api_version=False))
+
     def _new_client(self, api_version: str) -> APIClient:
         tls = self.endpoint.tls
+        timeout_s: Any = self._timeout_ms / 1000  # fractions are fine, whatever the stubs say
         client = APIClient(
             base_url=self.endpoint.host,
             version=api_version,
-            timeout=self._timeout_ms / 1000,  # type: ignore[arg-type]  # fractions are fine
+            timeout=timeout_s,
             tls=False
             if tls is None
             else TLSConfig(
@@ -348,11 +355,13 @@ class DockerEngine:
                 ca_cert=tls.ca,
                 verify=tls.verify,
             ),
-            max_pool_size=self._max_calls,
         )
         client.trust_env = False  # a proxy from the environment must not see this traffic
-        if self.endpoint.socket_path is None:
-            pooled = requests.adapters.HTTPAdapter(pool_maxsize=self._max_calls)
+        pool_size = 2 * self._max_calls  # as many threads as there can be
+        if path := self.endpoint.socket_path:
+            client.mount("http+docker://", UnixSocketAdapter(path, timeout_s, 1, pool_size))
+        else:
+            pooled = requests.adapters.HTTPAdapter(pool_maxsize=pool_size)
             client.mount("http://", pooled)
             client.mount("https://", pooled)
         return client
