@@ -7,13 +7,14 @@ one function measures every message, and everything that could be larger is cut 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from forge_core.errors import RefusedError
-from forge_core.wire.base import WireModel
-from forge_core.wire.events import Inventory
+from forge_core.wire.base import WireModel, well_formed
+from forge_core.wire.events import Inventory, SecretsRedeemed, Warning_
 from forge_core.wire.from_bridge import Heartbeat, SubmitCleanupReport
+from forge_core.wire.shapes import RemovedResource
 
 MAX_MESSAGE_BYTES: Final = 30_000
 MAX_INBOUND_BYTES: Final = 1_048_576
@@ -21,6 +22,13 @@ _ENVELOPE_BYTES: Final = 160
 """Room for the invocation around the argument: type, invocation id, target, separator."""
 
 MAX_LOG_TEXT_BYTES: Final = 16_384
+MAX_WARNING_BYTES: Final = 8_000
+MAX_REMOVAL_DETAIL_BYTES: Final = 1_000
+"""So that a thousand of them fit into one record of a ledger (forge_core.ledger)."""
+
+_EVENT_BYTES: Final = 2_000
+"""Room for what surrounds the payload of an event: at most two ids of 128 characters."""
+
 Item = TypeVar("Item")
 
 
@@ -44,34 +52,62 @@ def require_fits(method: str, payload: dict[str, Any]) -> None:
 
 
 def cut_text(text: str, max_bytes: int) -> tuple[str, bool]:
-    """The longest prefix of at most ``max_bytes`` of JSON-encoded UTF-8, and whether it was cut."""
-    if _json_bytes(text) <= max_bytes:
-        return text, False
-    low, high = 0, len(text)
+    """The longest prefix of at most ``max_bytes`` of JSON-encoded UTF-8, and whether it was cut.
+
+    What no UTF-8 encoder accepts is replaced, so that the text can be sent.
+    """
+    head = well_formed(text[:max_bytes])
+    if len(text) <= max_bytes and _json_bytes(head) <= max_bytes:
+        return head, False
+    low, high = 0, len(head)
     while low < high:
         middle = (low + high + 1) // 2
-        if _json_bytes(text[:middle]) <= max_bytes:
+        if _json_bytes(head[:middle]) <= max_bytes:
             low = middle
         else:
             high = middle - 1
-    return text[:low], True
+    return head[:low], True
 
 
 def split_text(text: str, max_bytes: int = MAX_LOG_TEXT_BYTES) -> tuple[str, ...]:
     """``text`` in pieces that each fit; nothing is lost."""
-    pieces = []
-    while text:
-        piece, _ = cut_text(text, max_bytes)
+    text = well_formed(text)
+    pieces, start = [], 0
+    while start < len(text):
+        piece, _ = cut_text(text[start : start + max_bytes], max_bytes)
         assert piece, "max_bytes is smaller than one character"
         pieces.append(piece)
-        text = text[len(piece) :]
+        start += len(piece)
     return tuple(pieces)
+
+
+def fitting_payloads(payload: WireModel) -> tuple[WireModel, ...]:
+    """The payload of an event as payloads that each fit into one; only a warning is cut."""
+    match payload:
+        case Inventory():
+            return split_inventory(payload)
+        case SecretsRedeemed(names=names):
+            groups = _pack(names, MAX_MESSAGE_BYTES - _EVENT_BYTES, _name_bytes)
+            return tuple(SecretsRedeemed(names=group) for group in groups)
+        case Warning_(detail=detail):
+            return (payload.model_copy(update={"detail": cut_text(detail, MAX_WARNING_BYTES)[0]}),)
+        case _:
+            return (payload,)
+
+
+def cut_detail(resource: RemovedResource) -> RemovedResource:
+    """The resource with a ``detail`` that leaves room for others."""
+    if resource.detail is None:
+        return resource
+    detail, _ = cut_text(resource.detail, MAX_REMOVAL_DETAIL_BYTES)
+    return resource.model_copy(update={"detail": detail})
 
 
 def split_cleanup_report(report: SubmitCleanupReport) -> tuple[SubmitCleanupReport, ...]:
     """The report as numbered parts; a small one is one part of one."""
     empty = measured_size_bytes(report.model_copy(update={"resources": ()}).to_wire()) + 32
-    groups = _pack(report.resources, MAX_MESSAGE_BYTES - empty)
+    resources = [cut_detail(resource) for resource in report.resources]
+    groups = _pack(resources, MAX_MESSAGE_BYTES - empty, _model_bytes)
     return tuple(
         report.model_copy(update={"resources": group, "part": n, "parts": len(groups)})
         for n, group in enumerate(groups, 1)
@@ -81,11 +117,11 @@ def split_cleanup_report(report: SubmitCleanupReport) -> tuple[SubmitCleanupRepo
 def split_inventory(inventory: Inventory) -> tuple[Inventory, ...]:
     """The inventory as numbered parts, each small enough for one event."""
     kinds = ("containers", "networks", "volumes", "ports")
-    tagged = [_Tagged(kind, item) for kind in kinds for item in getattr(inventory, kind)]
-    groups = _pack(tagged, MAX_MESSAGE_BYTES - 2_000)
+    items = [(kind, item) for kind in kinds for item in getattr(inventory, kind)]
+    groups = _pack(items, MAX_MESSAGE_BYTES - _EVENT_BYTES, lambda item: _model_bytes(item[1]))
     parts = []
     for n, group in enumerate(groups, 1):
-        chosen = {kind: tuple(t.item for t in group if t.kind == kind) for kind in kinds}
+        chosen = {kind: tuple(item for k, item in group if k == kind) for kind in kinds}
         parts.append(Inventory(**chosen, part=n, parts=len(groups)))
     return tuple(parts)
 
@@ -97,7 +133,7 @@ def fit_heartbeat(heartbeat: Heartbeat) -> Heartbeat:
     )
     kept: list[Any] = []
     for attempt in reversed(heartbeat.attempts):
-        room -= _item_bytes(attempt)
+        room -= _model_bytes(attempt)
         if room < 0:
             break
         kept.append(attempt)
@@ -107,27 +143,23 @@ def fit_heartbeat(heartbeat: Heartbeat) -> Heartbeat:
     )
 
 
-class _Tagged(WireModel):
-    kind: str
-    item: Any
-
-    def __init__(self, kind: str, item: WireModel) -> None:
-        super().__init__(kind=kind, item=item)
+def _model_bytes(item: WireModel) -> int:
+    return measured_size_bytes(item.to_wire()) - _ENVELOPE_BYTES + 1
 
 
-def _item_bytes(item: object) -> int:
-    value = item.item if isinstance(item, _Tagged) else item
-    assert isinstance(value, WireModel)
-    return measured_size_bytes(value.to_wire()) - _ENVELOPE_BYTES + 1
+def _name_bytes(name: str) -> int:
+    return _json_bytes(name) + 3
 
 
-def _pack(items: Sequence[Item], room: int) -> list[tuple[Item, ...]]:
+def _pack(
+    items: Sequence[Item], room: int, size_of: Callable[[Item], int]
+) -> list[tuple[Item, ...]]:
     """Fill groups in order; a single item is bounded by its model well below ``room``."""
     groups: list[tuple[Item, ...]] = []
     current: list[Item] = []
     used = 0
     for item in items:
-        size = _item_bytes(item)
+        size = size_of(item)
         if current and used + size > room:
             groups.append(tuple(current))
             current, used = [], 0
