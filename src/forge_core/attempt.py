@@ -14,11 +14,9 @@ The result is durable before teardown begins (``cleanup: pending``) and again af
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 from forge_core import lease as leases
 from forge_core.attempt_events import (
@@ -43,6 +41,17 @@ from forge_core.attempt_events import (
     TearDown,
     Tick,
 )
+from forge_core.attempt_records import (
+    FINAL_REVISION,
+    Created,
+    Intended,
+    event_record,
+    moment_record,
+    removal_records,
+    reserved_record,
+    result_record,
+    stream_message,
+)
 from forge_core.labels import Owner
 from forge_core.lease import Lease, Refusal
 from forge_core.ready import Action, Message, Ready, Record, RecordKind, recorded
@@ -53,20 +62,13 @@ from forge_core.wire.codes import (
     EventType,
     FailureCode,
     RemovalOutcome,
+    ResourceKind,
     Stage,
-    outcome_of,
 )
-from forge_core.wire.events import EMPTY, AgentExited, OutputImported, Warning_
-from forge_core.wire.from_bridge import (
-    SubmitCleanupReport,
-    SubmitDispatchEvent,
-    SubmitDispatchResult,
-)
+from forge_core.wire.events import EMPTY, PAYLOADS, AgentExited, OutputImported, Warning_
 from forge_core.wire.from_hub import LeaseUpdate
-from forge_core.wire.limits import cut_text
+from forge_core.wire.limits import cut_detail, fitting_payloads
 from forge_core.wire.shapes import StageTiming
-
-MAX_SUMMARY_BYTES = 4_000
 
 
 class Phase(StrEnum):
@@ -87,9 +89,19 @@ class Now:
     utc: str
 
 
+Observed = tuple[ResourceKind, str, RemovalOutcome]
+"""A resource, by its id, and what came of its last removal."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """All that is known of one dispatch."""
+    """All that is known of one dispatch.
+
+    :ivar sequence: of the last durable event; ``stream_sequence`` of the last one sent or dropped.
+    :ivar revision: of the last result; 0: its outcome is still open.
+    :ivar reports: how many cleanup reports were made.
+    :ivar resisting: what the last report said, when something resisted.
+    """
 
     owner: Owner
     offer_id: str
@@ -107,6 +119,8 @@ class Attempt:
     stage: Stage | None = None
     stage_since: Now | None = None
     timings: Mapping[Stage, StageTiming] = field(default_factory=dict)
+    reports: int = 0
+    resisting: frozenset[Observed] = frozenset()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -119,18 +133,9 @@ def reserve(
 ) -> tuple[Attempt, Ready]:
     """A reservation was made: its ledger begins."""
     attempt = Attempt(owner, offer_id)
-    data = {
-        "offerId": offer_id,
-        "runnerId": owner.runner_id,
-        "runnerInstanceId": owner.runner_instance_id,
-        "attemptId": owner.attempt_id,
-        "fence": owner.fence,
-        "projectId": owner.project_id,
-        "trustDomainId": owner.trust_domain_id,
-        "resources": {name: getattr(resources, name) for name in ResourceVector.__slots__},
-    }
+    reserved = reserved_record(attempt, resources)
     attempt, ready = _tell(attempt, EventType.OFFER_RESERVED, EMPTY, now)
-    return attempt, recorded(Record(RecordKind.RESERVED, data)).then(ready)
+    return attempt, recorded(reserved).then(ready)
 
 
 def step(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
@@ -138,22 +143,19 @@ def step(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
     match attempt.phase, event:
         case Phase.RESERVED, Started(lease):
             running = replace(attempt, phase=Phase.RUNNING, lease=lease)
-            return running, recorded(Record(RecordKind.STARTED, {"at": now.utc}))
+            return running, recorded(moment_record(RecordKind.STARTED, now))
         case Phase.RESERVED, EndRequested(failure, detail):
-            return _conclude(replace(attempt, failure=failure, failure_detail=detail), now)
-        case Phase.RUNNING, EndRequested(failure, detail):
-            return _end(attempt, failure, detail)
-        case Phase.RUNNING, Tick():
-            expired = attempt.lease.expired(now.ms) if attempt.lease else None
-            return _end(attempt, expired.failure_code, None) if expired else (attempt, Ready())
-        case Phase.RUNNING, RenewalArrived(update):
-            return _renew(attempt, update, now)
+            return _conclude(_blame(attempt, failure, detail), now)
+        case Phase.RESERVED, Tick() | RenewalArrived():
+            return attempt, Ready()
         case Phase.RUNNING, StagesEnded(failure, detail):
-            if attempt.failure is None:
-                attempt = replace(attempt, failure=failure, failure_detail=detail)
-            return _conclude(attempt, now)
+            attempt = _blame(attempt, _expired_at(attempt, now), None)
+            return _conclude(_blame(attempt, failure, detail), now)
         case Phase.RUNNING, _:
-            return _running(attempt, event, now)
+            # Whatever happens, time has passed: a deadline that came first is the first reason.
+            attempt, ended = _end(attempt, _expired_at(attempt, now), None)
+            attempt, ready = _running(attempt, event, now)
+            return attempt, ended.then(ready)
         case Phase.ENDING | Phase.DEGRADED, ResourcesRemoved():
             return _removed(attempt, event, now)
         case Phase.ENDING | Phase.DEGRADED, ResourceCreated():
@@ -164,14 +166,15 @@ def step(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
             (EndRequested() | RenewalArrived() | Tick() | OutputSeen() | Happened()),
         ):
             return attempt, Ready()
-        case (Phase.RESERVED, Tick() | RenewalArrived()):
+        case Phase.ENDED, Started():
+            # It was ended while the start waited for its turn.
             return attempt, Ready()
     raise AssertionError(f"attempt {attempt.key}: {event} in phase {attempt.phase}")
 
 
 def next_wake_ms(attempt: Attempt) -> int | None:
-    """When :class:`Tick` is due."""
-    if attempt.phase is not Phase.RUNNING or attempt.lease is None:
+    """When :class:`Tick` is due; never again once a reason to end is there."""
+    if attempt.phase is not Phase.RUNNING or attempt.lease is None or attempt.failure is not None:
         return None
     return attempt.lease.next_deadline()[0]
 
@@ -181,37 +184,28 @@ def stream_event(
 ) -> tuple[Attempt, Message]:
     """A log chunk or a deadline notice: sent or dropped, never stored."""
     attempt = replace(attempt, stream_sequence=attempt.stream_sequence + 1)
-    body = _event_body(attempt, event_type, payload, now, durable=False)
-    return attempt, Message(body["eventId"], "SubmitDispatchEvent", body, durable=False)
+    return attempt, stream_message(attempt, event_type, payload, now)
 
 
 def _running(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
-    lease = attempt.lease
-    assert lease is not None
     match event:
+        case Tick():
+            return attempt, Ready()
+        case EndRequested(failure, detail):
+            return _end(attempt, failure, detail)
+        case RenewalArrived(update):
+            return _renew(attempt, update, now)
         case StageEntered(stage):
             return replace(_close_stage(attempt, now), stage=stage, stage_since=now), Ready()
         case ResourceIntended(kind, name, role):
-            data = {"kind": kind, "name": name, "role": role}
-            return attempt, recorded(Record(RecordKind.INTENT, data))
+            intended = Intended(kind=kind, name=name, role=role)
+            return attempt, recorded(Record(RecordKind.INTENT, intended.to_wire()))
         case ResourceCreated():
             return attempt, recorded(_fact(event))
         case Happened(event_type, payload):
             return _tell(attempt, event_type, payload, now)
-        case AgentStarted():
-            attempt = replace(attempt, lease=leases.agent_started(lease, now.ms))
-            return _tell(attempt, EventType.AGENT_STARTED, EMPTY, now)
-        case OutputSeen():
-            return replace(attempt, lease=leases.output_seen(lease, now.ms)), Ready()
-        case AgentEnded(exit_code, signal):
-            attempt = replace(
-                attempt,
-                exit_code=exit_code,
-                signal=signal,
-                lease=leases.agent_ended(lease),
-            )
-            payload = AgentExited(exit_code=exit_code, signal=signal)
-            return _tell(attempt, EventType.AGENT_EXITED, payload, now)
+        case AgentStarted() | OutputSeen() | AgentEnded():
+            return _agent(attempt, event, now)
         case OutputAccepted(output):
             attempt = replace(attempt, result_commit=output.result_commit)
             imported = OutputImported(
@@ -221,15 +215,46 @@ def _running(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
     raise AssertionError(f"attempt {attempt.key}: {event} while running")
 
 
-def _end(attempt: Attempt, failure: FailureCode, detail: str | None) -> tuple[Attempt, Ready]:
-    if attempt.failure is not None:
-        return attempt, Ready()
-    ended = replace(attempt, failure=failure, failure_detail=detail)
-    return ended, Ready(actions=(StopStages(),))
+def _agent(
+    attempt: Attempt, event: AgentStarted | OutputSeen | AgentEnded, now: Now
+) -> tuple[Attempt, Ready]:
+    lease = attempt.lease
+    assert lease is not None, f"attempt {attempt.key}: {event} without a lease"
+    match event:
+        case AgentStarted():
+            attempt = replace(attempt, lease=leases.agent_started(lease, now.ms))
+            return _tell(attempt, EventType.AGENT_STARTED, EMPTY, now)
+        case OutputSeen():
+            return replace(attempt, lease=leases.output_seen(lease, now.ms)), Ready()
+        case AgentEnded(exit_code, signal):
+            attempt = replace(
+                attempt, exit_code=exit_code, signal=signal, lease=leases.agent_ended(lease)
+            )
+            payload = AgentExited(exit_code=exit_code, signal=signal)
+            return _tell(attempt, EventType.AGENT_EXITED, payload, now)
+
+
+def _expired_at(attempt: Attempt, now: Now) -> FailureCode | None:
+    deadline = attempt.lease.expired(now.ms) if attempt.lease is not None else None
+    return deadline.failure_code if deadline is not None else None
+
+
+def _blame(attempt: Attempt, failure: FailureCode | None, detail: str | None) -> Attempt:
+    """The first reason wins."""
+    if attempt.failure is not None or failure is None:
+        return attempt
+    return replace(attempt, failure=failure, failure_detail=detail)
+
+
+def _end(
+    attempt: Attempt, failure: FailureCode | None, detail: str | None
+) -> tuple[Attempt, Ready]:
+    blamed = _blame(attempt, failure, detail)
+    return blamed, Ready() if blamed is attempt else Ready(actions=(StopStages(),))
 
 
 def _renew(attempt: Attempt, update: LeaseUpdate, now: Now) -> tuple[Attempt, Ready]:
-    assert attempt.lease is not None
+    assert attempt.lease is not None, f"attempt {attempt.key}: a renewal without a lease"
     renewed, refusal = leases.renew(attempt.lease, update, now.ms)
     if refusal is None:
         actions: tuple[Action, ...] = (ForwardRenewal(update),)
@@ -248,109 +273,60 @@ def _count_refusal(attempt: Attempt, refusal: Refusal, now: Now) -> tuple[Attemp
 
 def _conclude(attempt: Attempt, now: Now) -> tuple[Attempt, Ready]:
     """The outcome is decided: durable before anything is torn down."""
-    started = attempt.phase is Phase.RUNNING
+    if attempt.phase is Phase.RESERVED:
+        return _release(attempt, now)
     attempt = _close_stage(attempt, now)
-    if not started:
-        attempt = replace(attempt, phase=Phase.ENDED)
-        attempt, result = _result(attempt, CleanupState.COMPLETE)
-        released = Record(RecordKind.RELEASED, {"at": now.utc})
-        return attempt, recorded(result, released, actions=(FreeReservation(),))
     attempt = replace(attempt, phase=Phase.ENDING, stage=Stage.TEARDOWN, stage_since=now)
-    attempt, result = _result(attempt, CleanupState.PENDING)
     attempt, told = _tell(attempt, EventType.TEARDOWN_STARTED, EMPTY, now)
-    return attempt, recorded(result).then(told).then(Ready(actions=(TearDown(),)))
+    attempt = replace(attempt, revision=1)
+    result = result_record(attempt, CleanupState.PENDING)
+    return attempt, told.then(recorded(result, actions=(TearDown(),)))
 
 
-def _removed(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
-    assert isinstance(event, ResourcesRemoved)
-    records: list[Record] = []
-    if event.resources:
-        listed = [resource.to_wire() for resource in event.resources]
-        records.append(Record(RecordKind.REMOVAL, {"resources": listed}))
-        records.append(_report(attempt, event, now))
-    if any(r.outcome is RemovalOutcome.FAILED for r in event.resources):
-        attempt = replace(attempt, phase=Phase.DEGRADED)
-        return attempt, recorded(*records, actions=(DegradeReservation(),))
-    ready = recorded(*records)
-    attempt, told = _tell(attempt, EventType.TEARDOWN_FINISHED, EMPTY, now)
-    attempt = replace(_close_stage(attempt, now), phase=Phase.ENDED)
-    attempt, result = _result(attempt, CleanupState.COMPLETE)
-    released = Record(RecordKind.RELEASED, {"at": now.utc})
-    return attempt, ready.then(told).then(recorded(result, released, actions=(FreeReservation(),)))
+def _removed(attempt: Attempt, event: ResourcesRemoved, now: Now) -> tuple[Attempt, Ready]:
+    resources = tuple(map(cut_detail, event.resources))
+    observed = frozenset((r.kind, r.id, r.outcome) for r in resources)
+    resists = any(r.outcome is RemovalOutcome.FAILED for r in resources)
+    ready = Ready()
+    # A pass that finds the same things resisting has no news: the ledger must not grow with it.
+    if resources and observed != attempt.resisting:
+        ready = recorded(*removal_records(attempt, event.trigger, resources, now))
+        attempt = replace(attempt, reports=attempt.reports + 1)
+    if resists:
+        attempt = replace(attempt, phase=Phase.DEGRADED, resisting=observed)
+        return attempt, ready.then(Ready(actions=(DegradeReservation(),)))
+    if attempt.revision < FINAL_REVISION:
+        attempt, told = _tell(attempt, EventType.TEARDOWN_FINISHED, EMPTY, now)
+        ready = ready.then(told)
+    attempt, released = _release(_close_stage(attempt, now), now)
+    return attempt, ready.then(released)
 
 
-def _report(attempt: Attempt, event: ResourcesRemoved, now: Now) -> Record:
-    owner = attempt.owner
-    material = f"{attempt.key}|{owner.runner_instance_id}|{event.trigger}|{attempt.sequence}"
-    report = SubmitCleanupReport(
-        report_id=hashlib.sha256(f"{material}|{now.utc}".encode()).hexdigest()[:32],
-        attempt_id=owner.attempt_id,
-        fence=owner.fence,
-        resource_runner_instance_id=owner.runner_instance_id,
-        runner_id=owner.runner_id,
-        runner_instance_id=owner.runner_instance_id,
-        part=1,
-        parts=1,
-        created_at=now.utc,
-        trigger=event.trigger,
-        resources=event.resources,
-    )
-    return Record(RecordKind.CLEANUP_REPORT, report.to_wire())
-
-
-def _result(attempt: Attempt, cleanup: CleanupState) -> tuple[Attempt, Record]:
-    revision = 1 if cleanup is CleanupState.PENDING else 2
-    attempt = replace(attempt, revision=revision)
-    summary, _ = cut_text(attempt.failure_detail or "", MAX_SUMMARY_BYTES)
-    result = SubmitDispatchResult(
-        attempt_id=attempt.owner.attempt_id,
-        fence=attempt.owner.fence,
-        resource_runner_instance_id=attempt.owner.runner_instance_id,
-        revision=revision,
-        outcome=outcome_of(attempt.failure),
-        failure_code=attempt.failure,
-        exit_code=attempt.exit_code,
-        signal=attempt.signal,
-        result_commit=attempt.result_commit if attempt.failure is None else None,
-        cleanup=cleanup,
-        summary=summary or None,
-        timings=dict(attempt.timings),
-    )
-    return attempt, Record(RecordKind.RESULT, result.to_wire())
+def _release(attempt: Attempt, now: Now) -> tuple[Attempt, Ready]:
+    """Nothing is held any more; a crash may have come between these two records."""
+    records = [moment_record(RecordKind.RELEASED, now)]
+    if attempt.revision < FINAL_REVISION:
+        attempt = replace(attempt, revision=FINAL_REVISION)
+        records.insert(0, result_record(attempt, CleanupState.COMPLETE))
+    ended = replace(attempt, phase=Phase.ENDED)
+    return ended, recorded(*records, actions=(FreeReservation(),))
 
 
 def _tell(
     attempt: Attempt, event_type: EventType, payload: WireModel, now: Now
 ) -> tuple[Attempt, Ready]:
-    attempt = replace(attempt, sequence=attempt.sequence + 1)
-    body = _event_body(attempt, event_type, payload, now, durable=True)
-    return attempt, recorded(Record(RecordKind.EVENT, body))
+    """A durable event, or as many as it takes: one that cannot be sent would stop all others."""
+    assert isinstance(payload, PAYLOADS[event_type]), (event_type, payload)
+    records = []
+    for part in fitting_payloads(payload):
+        attempt = replace(attempt, sequence=attempt.sequence + 1)
+        records.append(event_record(attempt, event_type, part, now))
+    return attempt, recorded(*records)
 
 
-def _event_body(
-    attempt: Attempt, event_type: EventType, payload: WireModel, now: Now, *, durable: bool
-) -> dict[str, Any]:
-    owner = attempt.owner
-    number = attempt.sequence if durable else attempt.stream_sequence
-    stream = "durable" if durable else "stream"
-    material = f"{owner.runner_instance_id}|{attempt.key}|{stream}|{number}"
-    return SubmitDispatchEvent(
-        event_id=hashlib.sha256(material.encode()).hexdigest()[:32],
-        attempt_id=owner.attempt_id,
-        fence=owner.fence,
-        resource_runner_instance_id=owner.runner_instance_id,
-        sequence=number if durable else None,
-        stream_sequence=None if durable else number,
-        at=now.utc,
-        type=event_type,
-        payload=payload.to_wire(),
-    ).to_wire()
-
-
-def _fact(event: Event) -> Record:
-    assert isinstance(event, ResourceCreated)
-    data = {"kind": event.kind, "id": event.id, "name": event.name, "role": event.role}
-    return Record(RecordKind.FACT, data)
+def _fact(event: ResourceCreated) -> Record:
+    created = Created(kind=event.kind, id=event.id, name=event.name, role=event.role)
+    return Record(RecordKind.FACT, created.to_wire())
 
 
 def _close_stage(attempt: Attempt, now: Now) -> Attempt:

@@ -12,18 +12,26 @@ from dataclasses import replace
 from typing import Any
 
 from forge_core.attempt import Attempt, Phase
+from forge_core.attempt_records import Created, Intended, Moment, Removed, Reserved
 from forge_core.errors import RefusedError
 from forge_core.labels import Owner
 from forge_core.ready import Record, RecordKind
 from forge_core.resources import ResourceVector
-from forge_core.wire.codes import FailureCode
+from forge_core.wire.base import Model, parse
+from forge_core.wire.codes import EventType, RemovalOutcome
+from forge_core.wire.events import AgentExited, OutputImported
+from forge_core.wire.from_bridge import (
+    SubmitCleanupReport,
+    SubmitDispatchEvent,
+    SubmitDispatchResult,
+)
 
 
 def restore(records: Iterable[Record]) -> tuple[Attempt, ResourceVector]:
     """The dispatch and the resources that it holds.
 
     :raises RefusedError: code ``ledger_suspect``: the ledger does not begin with a reservation,
-        or a record lacks what its kind must have.
+        or a record is not what its kind must be.
     """
     lines = tuple(records)
     if not lines or lines[0].kind is not RecordKind.RESERVED:
@@ -35,46 +43,89 @@ def restore(records: Iterable[Record]) -> tuple[Attempt, ResourceVector]:
         attempt, resources = _reserved(lines[0].data)
         for record in lines[1:]:
             attempt = _apply(attempt, record)
-    except (KeyError, ValueError, TypeError) as error:
+    except RefusedError as error:
         raise RefusedError(
-            f"cannot restore a dispatch: a record of its ledger is incomplete ({error})",
-            code="ledger_suspect",
+            f"cannot restore a dispatch from its ledger: {error}", code="ledger_suspect"
         ) from error
     return attempt, resources
 
 
 def _reserved(data: Mapping[str, Any]) -> tuple[Attempt, ResourceVector]:
+    reserved = _read(Reserved, data, RecordKind.RESERVED)
     owner = Owner(
-        runner_id=data["runnerId"],
-        runner_instance_id=data["runnerInstanceId"],
-        attempt_id=data["attemptId"],
-        fence=data["fence"],
-        project_id=data["projectId"],
-        trust_domain_id=data["trustDomainId"],
+        runner_id=reserved.runner_id,
+        runner_instance_id=reserved.runner_instance_id,
+        attempt_id=reserved.attempt_id,
+        fence=reserved.fence,
+        project_id=reserved.project_id,
+        trust_domain_id=reserved.trust_domain_id,
     )
-    return Attempt(owner, data["offerId"]), ResourceVector(**data["resources"])
+    return Attempt(owner, reserved.offer_id), reserved.resources
 
 
 def _apply(attempt: Attempt, record: Record) -> Attempt:
-    data = record.data
-    match record.kind:
+    kind, data = record.kind, record.data
+    match kind:
         case RecordKind.STARTED:
+            _read(Moment, data, kind)
             return replace(attempt, phase=Phase.RUNNING)
+        case RecordKind.INTENT:
+            _read(Intended, data, kind)
+            return attempt
+        case RecordKind.FACT:
+            _read(Created, data, kind)
+            return attempt
         case RecordKind.EVENT:
-            return replace(attempt, sequence=max(attempt.sequence, data["sequence"]))
+            return _event(attempt, _read(SubmitDispatchEvent, data, kind))
         case RecordKind.RESULT:
-            failure = data.get("failureCode")
-            return replace(
-                attempt,
-                phase=Phase.ENDING,
-                revision=data["revision"],
-                failure=FailureCode(failure) if failure is not None else None,
-                failure_detail=data.get("summary"),
-                exit_code=data.get("exitCode"),
-                signal=data.get("signal"),
-                result_commit=data.get("resultCommit"),
-            )
+            return _result(attempt, _read(SubmitDispatchResult, data, kind))
+        case RecordKind.REMOVAL:
+            return _removal(attempt, _read(Removed, data, kind))
+        case RecordKind.CLEANUP_REPORT:
+            _read(SubmitCleanupReport, data, kind)
+            return replace(attempt, reports=attempt.reports + 1)
         case RecordKind.RELEASED:
+            _read(Moment, data, kind)
             return replace(attempt, phase=Phase.ENDED)
+        case RecordKind.RESERVED:
+            raise RefusedError("it begins twice", code="ledger_suspect")
+
+
+def _event(attempt: Attempt, event: SubmitDispatchEvent) -> Attempt:
+    if event.sequence is None:
+        raise RefusedError("an event of it has no sequence", code="ledger_suspect")
+    attempt = replace(attempt, sequence=max(attempt.sequence, event.sequence))
+    match event.type:
+        case EventType.AGENT_EXITED:
+            exited = parse(AgentExited, event.payload, what=event.type)
+            return replace(attempt, exit_code=exited.exit_code, signal=exited.signal)
+        case EventType.OUTPUT_IMPORTED:
+            imported = parse(OutputImported, event.payload, what=event.type)
+            return replace(attempt, result_commit=imported.result_commit)
         case _:
             return attempt
+
+
+def _result(attempt: Attempt, result: SubmitDispatchResult) -> Attempt:
+    ended = attempt.phase in (Phase.RESERVED, Phase.RUNNING)
+    return replace(
+        attempt,
+        phase=Phase.ENDING if ended else attempt.phase,
+        revision=result.revision,
+        failure=result.failure_code,
+        failure_detail=result.summary,
+        exit_code=result.exit_code,
+        signal=result.signal,
+        timings=result.timings,
+    )
+
+
+def _removal(attempt: Attempt, removed: Removed) -> Attempt:
+    if all(r.outcome is not RemovalOutcome.FAILED for r in removed.resources):
+        return replace(attempt, resisting=frozenset())
+    observed = frozenset((r.kind, r.id, r.outcome) for r in removed.resources)
+    return replace(attempt, phase=Phase.DEGRADED, resisting=observed)
+
+
+def _read(model: type[Model], data: Mapping[str, Any], kind: RecordKind) -> Model:
+    return parse(model, dict(data), what=f"a record of kind {kind}")
