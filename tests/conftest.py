@@ -30,6 +30,11 @@ ENGINES_KEY = pytest.StashKey[list[str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked slow as well")
+    parser.addoption(
+        "--rewrite-transcripts",
+        action="store_true",
+        help="write the answers in tests/transcripts/*.txt again",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
