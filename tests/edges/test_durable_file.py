@@ -204,7 +204,7 @@ async def test_a_cancelled_write_is_through_when_the_await_ends(tmp_path: Path) 
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(on_disk, slow_write)
-        await anyio.to_thread.run_sync(begun.wait)
+        await anyio.to_thread.run_sync(begun.wait, 30)
         tasks.cancel_scope.cancel()
         go_on.set()
     assert path.read_bytes() == b"whole"
@@ -220,7 +220,7 @@ async def test_an_event_loop_goes_on_while_the_disk_hangs() -> None:
         assert go_on.wait(30)
 
     async def tick() -> None:
-        await anyio.to_thread.run_sync(hung.wait)
+        await anyio.to_thread.run_sync(hung.wait, 30)
         ticked.set()
 
     async with anyio.create_task_group() as tasks:

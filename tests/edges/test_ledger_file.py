@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 from hypothesis import given
@@ -139,7 +140,7 @@ async def test_an_append_returns_after_its_sync(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(append)
-        await anyio.to_thread.run_sync(begun.wait)
+        await anyio.to_thread.run_sync(begun.wait, 30)
         assert not returned.is_set()
         go_on.set()
     assert returned.is_set()
@@ -159,10 +160,21 @@ async def test_a_cancelled_append_is_carried_through(
 
     monkeypatch.setattr(ledger_file.os, "fdatasync", sync)
     ledger = await begin(tmp_path / "a")
+    scope, ended = anyio.CancelScope(), anyio.Event()
+
+    async def append() -> None:
+        with scope:
+            await ledger.append("fact", {"n": 1})
+            await anyio.lowlevel.checkpoint()
+            pytest.fail("the cancellation was swallowed")
+        ended.set()
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ledger.append, "fact", {"n": 1})
-        await anyio.to_thread.run_sync(begun.wait)
-        tasks.cancel_scope.cancel()
+        tasks.start_soon(append)
+        await anyio.to_thread.run_sync(begun.wait, 30)
+        scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert not ended.is_set(), "nobody goes on while the disk does"
         go_on.set()
     await ledger.append("fact", {"n": 2})
     await ledger.close()
