@@ -246,7 +246,8 @@ def container_request(spec: ContainerSpec, hardening: Hardening) -> dict[str, An
 
 
 def _host_config(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
-    flags = "nosuid,nodev" if spec.tmp_exec else "noexec,nosuid,nodev"
+    # The engine adds noexec, nosuid and nodev by itself unless their opposites are asked for.
+    flags = "exec,nosuid,nodev" if spec.tmp_exec else "noexec,nosuid,nodev"
     owner = f"uid={SANDBOX_UID},gid={SANDBOX_GID},mode=0700"
     return {
         "ReadonlyRootfs": True,
