@@ -80,6 +80,7 @@ async def running_hub(
 
 def _board(settings: HubSettings, database: Database, clock: Clock) -> Board:
     timing = Timing(
+        heartbeat_interval_ms=settings.heartbeat_interval_ms,
         offer_ttl_ms=settings.offer_ttl_ms,
         kill_grace_ms=settings.kill_grace_ms,
         decline_backoff_ms=settings.decline_backoff_ms,

@@ -90,7 +90,9 @@ def _may_renew(board: Board, lease: Lease) -> bool:
     runner = board.connections.get(lease.to.runner_id, lease.to.instance_id)
     if runner is None or not runner.holds(lease.id):
         return False
-    return board.clock.now_ms() - runner.heartbeat_at_ms < lease.ttl_ms
+    # A ttl shorter than the interval between heartbeats says nothing about the runner.
+    patience_ms = max(lease.ttl_ms, 2 * board.timing.heartbeat_interval_ms)
+    return board.clock.now_ms() - runner.heartbeat_at_ms < patience_ms
 
 
 def _next_deadline_ms(board: Board) -> int | None:
