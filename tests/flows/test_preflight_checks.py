@@ -1,0 +1,214 @@
+"""Each finding of the preflight on what a probe could have seen: good, and spoilt in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from forge_bridge.doctor import CheckResult, PreflightSettings, Verdict, exit_code
+from forge_bridge.doctor.engine_checks import engine_checks
+from forge_bridge.doctor.inside_checks import inside_checks, quota_check, quota_supported
+from forge_bridge.doctor.probe import PROBE_MEMORY_BYTES, PROBE_PIDS, QUOTA_BYTES, Inside
+from forge_bridge.doctor.results import Check
+from forge_core.labels import Owner
+from forge_core.resources import ResourceCapacity
+from forge_core.sandbox_spec import Hardening
+from forge_core.wire.shapes import EngineFacts, EngineLimits
+
+SETTINGS = PreflightSettings(
+    owner=Owner("runner", "instance", "preflight", 1, "preflight", "domain"),
+    tooling_image="tooling@sha256:" + "0" * 64,
+    hardening=Hardening('{"defaultAction": "SCMP_ACT_ERRNO"}', "apparmor=forge"),
+    capacity=ResourceCapacity(1),
+)
+HARD = "rw,nosuid,nodev,noexec,relatime"
+GOOD: dict[str, Any] = {
+    "status": {
+        "CapInh": "0000000000000000",
+        "CapPrm": "0000000000000000",
+        "CapEff": "0000000000000000",
+        "CapBnd": "0000000000000000",
+        "CapAmb": "0000000000000000",
+        "NoNewPrivs": "1",
+        "Seccomp": "2",
+    },
+    "pid": 1,
+    "uid": 1000,
+    "gid": 1000,
+    "groups": [1000],
+    "lsm": "forge (enforce)",
+    "mounts": [
+        ["/", "overlay", "ro"],
+        ["/proc", "proc", HARD],
+        ["/sys", "sysfs", "ro,nosuid"],
+        ["/sys/fs/cgroup", "cgroup2", "ro,nosuid"],
+        ["/tmp", "tmpfs", HARD],
+        ["/run", "tmpfs", HARD],
+        ["/dev/shm", "tmpfs", HARD],
+        ["/etc/hosts", "ext4", "ro"],
+    ],
+    "devices": ["full", "null", "random", "tty", "urandom", "zero"],
+    "interfaces": ["lo"],
+    "resolvesLocalhost": True,
+    "rootWriteError": "EROFS",
+    "tmpExecError": "EACCES",
+    "userNamespaceError": "EPERM",
+    "limits": {
+        "memory": str(PROBE_MEMORY_BYTES),
+        "swap": "0",
+        "pids": str(PROBE_PIDS),
+        "quota": "50000",
+        "period": "100000",
+    },
+    "throttled": True,
+    "processesUntilRefused": PROBE_PIDS,
+    "memoryIsKilled": True,
+    "nofile": 4096,
+    "core": 0,
+    "volumeBytes": None,
+    "python": [3, 11, 2],
+    "git": "git version 2.39.5",
+}
+
+
+def findings(settings: PreflightSettings = SETTINGS, **spoilt: Any) -> dict[str, CheckResult]:
+    seen = Inside.model_validate({**GOOD, **spoilt})
+    return {result.id: result for result in inside_checks(seen, settings)}
+
+
+def test_a_good_container_passes_everything() -> None:
+    assert {result.verdict for result in findings().values()} == {Verdict.PASS}
+
+
+def changed(key: str, **changes: str) -> dict[str, Mapping[str, str]]:
+    return {key: {**GOOD[key], **changes}}
+
+
+@pytest.mark.requirement("B-05", "B-51")
+@pytest.mark.parametrize(
+    ("check", "verdict", "spoilt"),
+    [
+        ("user", Verdict.BLOCK_ALL, {"uid": 0}),
+        ("user", Verdict.BLOCK_ALL, {"pid": 4711}),
+        ("user", Verdict.BLOCK_ALL, {"groups": [1000, 0]}),
+        ("capabilities", Verdict.BLOCK_ALL, changed("status", CapEff="00000000a80425fb")),
+        ("capabilities", Verdict.BLOCK_ALL, changed("status", CapBnd="0000000000000001")),
+        ("no_new_privileges", Verdict.BLOCK_ALL, changed("status", NoNewPrivs="0")),
+        ("seccomp", Verdict.BLOCK_REQUIRED, changed("status", Seccomp="0")),
+        ("seccomp", Verdict.BLOCK_REQUIRED, {"userNamespaceError": None}),
+        ("lsm", Verdict.BLOCK_REQUIRED, {"lsm": ""}),
+        ("lsm", Verdict.BLOCK_REQUIRED, {"lsm": "unconfined"}),
+        ("lsm", Verdict.BLOCK_REQUIRED, {"lsm": "forge (complain)"}),
+        ("lsm", Verdict.BLOCK_REQUIRED, {"lsm": "forge-other (enforce)"}),
+        ("read_only_root", Verdict.BLOCK_ALL, {"rootWriteError": None}),
+        ("read_only_root", Verdict.BLOCK_ALL, {"rootWriteError": "EACCES"}),
+        ("tmpfs", Verdict.BLOCK_ALL, {"tmpExecError": None}),
+        ("tmpfs", Verdict.BLOCK_ALL, {"mounts": [["/tmp", "tmpfs", HARD]]}),
+        ("mounts", Verdict.BLOCK_ALL, {"mounts": [*GOOD["mounts"], ["/host", "ext4", "rw"]]}),
+        (
+            "mounts",
+            Verdict.BLOCK_ALL,
+            {"mounts": [*GOOD["mounts"], ["/run/docker.sock", "tmpfs", "rw"]]},
+        ),
+        ("mounts", Verdict.BLOCK_ALL, {"mounts": [*GOOD["mounts"], ["/sys", "sysfs", "rw"]]}),
+        ("mounts", Verdict.BLOCK_ALL, {"devices": ["null", "kvm"]}),
+        ("network", Verdict.BLOCK_ALL, {"interfaces": ["eth0", "lo"]}),
+        ("limits", Verdict.BLOCK_REQUIRED, changed("limits", memory="max")),
+        ("limits", Verdict.BLOCK_REQUIRED, changed("limits", swap="max")),
+        ("limits", Verdict.BLOCK_REQUIRED, changed("limits", pids="")),
+        ("limits", Verdict.BLOCK_REQUIRED, changed("limits", quota="-1")),
+        ("limits", Verdict.BLOCK_REQUIRED, changed("limits", quota="max")),
+        ("limits", Verdict.BLOCK_REQUIRED, {"memoryIsKilled": False}),
+        ("limits", Verdict.BLOCK_REQUIRED, {"processesUntilRefused": None}),
+        ("limits", Verdict.BLOCK_REQUIRED, {"throttled": False}),
+        ("tooling_image", Verdict.BLOCK_ALL, {"python": [3, 8, 0]}),
+        ("tooling_image", Verdict.BLOCK_ALL, {"git": "git version 2.20.1"}),
+        ("tooling_image", Verdict.BLOCK_ALL, {"git": "cannot run /usr/bin/git"}),
+    ],
+)
+def test_one_spoilt_thing_is_one_named_finding(
+    check: str, verdict: Verdict, spoilt: dict[str, Any]
+) -> None:
+    found = findings(**spoilt)
+    assert [key for key in found if found[key].verdict is not Verdict.PASS] == [check]
+    assert found[check].verdict is verdict
+    assert found[check].remedy
+
+
+@pytest.mark.requirement("B-10")
+def test_swap_that_cgroup_v1_does_not_count_is_a_weak_limit() -> None:
+    limits = {key: value for key, value in GOOD["limits"].items() if key != "swap"}
+    weak = findings(limits={**limits, "memory_and_swap": ""})["limits"]
+    assert weak.verdict is Verdict.BLOCK_REQUIRED
+    assert "memory_and_swap is unset" in weak.evidence
+    good = findings(limits={**limits, "memory_and_swap": limits["memory"]})["limits"]
+    assert good.verdict is Verdict.PASS
+
+
+@pytest.mark.requirement("B-26")
+def test_a_quota_is_believed_when_the_volume_has_its_size() -> None:
+    sized = Inside.model_validate({**GOOD, "volumeBytes": QUOTA_BYTES})
+    boundless = Inside.model_validate({**GOOD, "volumeBytes": 10**12})
+    assert quota_supported(sized)
+    assert not quota_supported(boundless)
+    assert quota_check(sized, SETTINGS).verdict is Verdict.PASS
+    assert quota_check(boundless, SETTINGS).verdict is Verdict.BLOCK_REQUIRED
+    assert quota_check(None, SETTINGS).verdict is Verdict.BLOCK_REQUIRED
+
+
+def facts(**changes: Any) -> EngineFacts:
+    values: dict[str, Any] = {
+        "id": "e1",
+        "version": "26.1.5",
+        "api_version": "1.45",
+        "rootless": True,
+        "desktop": False,
+        "cgroup_version": "2",
+        "storage_driver": "overlay2",
+        "limits": EngineLimits(memory=True, pids=True, cpu=True),
+    }
+    return EngineFacts(**{**values, **changes})
+
+
+@pytest.mark.requirement("B-39", "B-50")
+@pytest.mark.parametrize(
+    ("allowed", "verdict"), [(False, Verdict.BLOCK_ALL), (True, Verdict.BLOCK_REQUIRED)]
+)
+def test_docker_desktop_never_meets_sandbox_required(allowed: bool, verdict: Verdict) -> None:
+    settings = PreflightSettings(
+        owner=SETTINGS.owner,
+        tooling_image=None,
+        hardening=Hardening(),
+        capacity=ResourceCapacity(1),
+        docker_desktop_allowed=allowed,
+    )
+    found = {result.id: result for result in engine_checks(facts(desktop=True), {}, settings)}
+    assert found["docker_desktop"].verdict is verdict
+
+
+@pytest.mark.requirement("B-50")
+def test_a_rootful_engine_is_not_for_production() -> None:
+    found = {result.id: result for result in engine_checks(facts(rootless=False), {}, SETTINGS)}
+    assert found["rootless"].verdict is Verdict.BLOCK_REQUIRED
+    assert "docker context use rootless" in str(found["rootless"].remedy)
+
+
+CHECK = Check("id", "title", "somewhere")
+
+
+@pytest.mark.parametrize(
+    ("results", "code"),
+    [
+        ((), 0),
+        ((CHECK.passed("seen"), CHECK.warns("seen", "do")), 0),
+        ((CHECK.passed("seen"), CHECK.blocks_required("seen", "do")), 1),
+        ((CHECK.blocks_all("seen", "do"),), 1),
+        ((CHECK.blocks_all("seen", "do"), CHECK.unseen("why", "do")), 2),
+    ],
+)
+def test_the_exit_code_says_whether_to_believe_it(
+    results: tuple[CheckResult, ...], code: int
+) -> None:
+    assert exit_code(results) == code
