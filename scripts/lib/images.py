@@ -22,7 +22,7 @@ from lib.debian import Packages, installed, run
 from lib.layout import say
 from lib.package_files import closure, database, files
 
-FORMAT = 2  # part of every image's key: raise it when the packing changes
+FORMAT = 3  # part of every image's key: raise it when the packing changes
 PIECE_BYTES = 1 << 20
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
@@ -37,7 +37,7 @@ redis:x:71:71::/var/lib/redis:/bin/sh
 agent:x:1000:1000::/home/agent:/bin/sh
 nobody:x:65534:65534::/nonexistent:/bin/false
 """
-FOLDERS = {  # path: (mode, owner)
+FOLDERS = {  # path: (mode, owner); rootless 20.10 gives a folder that is not listed mode 0600
     "etc": (0o755, 0),
     "home": (0o755, 0),
     "home/agent": (0o755, 1000),
@@ -46,6 +46,7 @@ FOLDERS = {  # path: (mode, owner)
     "tmp": (0o1777, 0),
     "usr": (0o755, 0),
     "usr/bin": (0o755, 0),
+    "usr/lib64": (0o755, 0),
     "var": (0o755, 0),
     "var/tmp": (0o1777, 0),
 }
