@@ -76,9 +76,10 @@ class Outcome:
     stderr: bytes
 
     def complaint(self) -> str:
-        """The last line of standard error, for a message to people."""
-        lines = self.stderr.decode("utf-8", "replace").strip().splitlines()
-        return lines[-1][:500] if lines else f"exit code {self.exit_code}"
+        """The last lines of standard error, for a message to people."""
+        lines = self.stderr.decode("utf-8", "replace").split("\n")
+        said = "; ".join(line.strip() for line in lines if line.strip())[-500:]
+        return said or f"exit code {self.exit_code}"
 
 
 class Process:

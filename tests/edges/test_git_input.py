@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+import zlib
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -143,6 +144,12 @@ async def test_the_operators_configuration_serves_that_one_fetch(tmp_path: Path)
         await ensure_commit(clone, store, older, operator_environment=environment)
     assert refused.value.code == "workspace_invalid"
     assert "hunter2" not in str(refused.value)
+    for bad in ("file:///nowhere/https://user:hunter2@x", "ftp://user:hunter2@forge.invalid/p.git"):
+        git(clone, "config", "remote.origin.url", bad)
+        with pytest.raises(RefusedError, match="its origin did not give it") as refused:
+            await ensure_commit(clone, store, older, operator_environment=environment)
+        assert "hunter2" not in str(refused.value)
+    git(clone, "config", "remote.origin.url", "https://user:hunter2@forge.invalid/p.git")
     key = f"url.file://{origin}.insteadOf"
     git(home, "config", "--file", ".gitconfig", key, "https://user:hunter2@forge.invalid/p.git")
     await ensure_commit(clone, store, older, operator_environment=environment)
@@ -169,7 +176,12 @@ async def test_a_clone_with_holes_is_refused_and_named(tmp_path: Path) -> None:
     store = tmp_path / "r" / "p.git"
     with pytest.raises(RefusedError, match="cannot prepare commit"):
         await ensure_commit(clone, store, tree)
-    (clone / ".git/objects" / blob[:2] / blob[2:]).unlink()
+    loose = clone / ".git/objects" / blob[:2] / blob[2:]
+    loose.chmod(0o644)
+    loose.write_bytes(zlib.compress(b"blob 5\0rotte"))
+    with pytest.raises(RefusedError, match="its origin did not give it"):
+        await ensure_commit(clone, store, commit)
+    loose.unlink()
     with pytest.raises(RefusedError, match="its origin did not give it"):
         await ensure_commit(clone, store, commit)
     assert word(store, "for-each-ref") == ""
