@@ -240,9 +240,7 @@ class Rig:
         code = self.bridge.process.poll()
         assert code is None, f"the bridge ended with {code}: {self.bridge.log.read_text()[-3000:]}"
         found = read_status(self.state_root)
-        return (
-            found is not None and found.pid == self.bridge.pid and found.connection == "online"
-        )
+        return found is not None and found.pid == self.bridge.pid and found.connection == "online"
 
 
 def _address_in(log: Path, hub: Daemon) -> str | None:
@@ -252,9 +250,7 @@ def _address_in(log: Path, hub: Daemon) -> str | None:
 
 
 @contextmanager
-def running_rig(
-    directory: Path, engine: Engine, runner_id: str, **settings: str
-) -> Iterator[Rig]:
+def running_rig(directory: Path, engine: Engine, runner_id: str, **settings: str) -> Iterator[Rig]:
     """A rig that is up, and that leaves nothing."""
     rig = Rig(directory, engine, runner_id)
     try:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import structlog
-from forge_core.redaction import Masker
 
 from forge_bridge.perform import carry_out, record
 from forge_bridge.runner import Runner
@@ -25,6 +24,7 @@ from forge_core.attempt_events import (
 from forge_core.errors import DiskUnusable
 from forge_core.ports import Ledger
 from forge_core.ready import Action, Message, Ready, Record
+from forge_core.redaction import Masker
 from forge_core.wire.base import WireModel
 from forge_core.wire.codes import EventType, ReservationState
 from forge_core.wire.from_hub import LeaseUpdate

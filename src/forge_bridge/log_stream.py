@@ -70,14 +70,17 @@ class LogStream:
             return False
 
     def _queue(self, stream: OutputStream, text: str) -> None:
+        if not text:
+            return
+        if self._waiting_bytes + len(text) > BUFFER_BYTES:
+            self._dropped_bytes[stream] += len(text.encode())
+            return
         for piece in split_text(text):
-            if self._waiting_bytes + len(piece) > BUFFER_BYTES:
-                self._dropped_bytes[stream] += len(piece.encode())
-                continue
             dropped, self._dropped_bytes[stream] = self._dropped_bytes[stream], 0
             self._waiting.append(
                 Log(stream=stream, text=piece, truncated=dropped > 0, dropped_bytes=dropped)
             )
             self._waiting_bytes += len(piece)
-            self._drained = anyio.Event() if self._drained.is_set() else self._drained
-            self._arrived.set()
+        if self._drained.is_set():
+            self._drained = anyio.Event()
+        self._arrived.set()

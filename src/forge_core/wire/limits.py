@@ -18,6 +18,8 @@ from forge_core.wire.shapes import RemovedResource
 
 MAX_MESSAGE_BYTES: Final = 30_000
 MAX_INBOUND_BYTES: Final = 1_048_576
+_SHORT_ESCAPES: Final = b'"\\\b\f\n\r\t'
+_LONG_ESCAPES: Final = bytes(set(range(0x20)) - set(_SHORT_ESCAPES))
 _ENVELOPE_BYTES: Final = 160
 """Room for the invocation around the argument: type, invocation id, target, separator."""
 
@@ -171,4 +173,8 @@ def _pack(
 
 
 def _json_bytes(text: str) -> int:
-    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")) - 2
+    """The size of ``text`` as a JSON string without its quotes (RFC 8259, section 7)."""
+    raw = text.encode("utf-8", "surrogatepass")
+    two_bytes = len(raw) - len(raw.translate(None, _SHORT_ESCAPES))
+    six_bytes = len(raw) - len(raw.translate(None, _LONG_ESCAPES))
+    return len(raw) + two_bytes + 5 * six_bytes
