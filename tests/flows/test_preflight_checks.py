@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import forge_bridge.doctor.checks as checks_module
+import forge_bridge.doctor.engine_checks as engine_checks_module
+import forge_bridge.doctor.inside_checks as inside_checks_module
+import forge_bridge.doctor.policy_checks as policy_checks_module
 from forge_bridge.doctor import CheckResult, PreflightSettings, Verdict, exit_code
 from forge_bridge.doctor.engine_checks import engine_checks
 from forge_bridge.doctor.inside_checks import inside_checks, quota_check, quota_supported
@@ -212,3 +218,14 @@ def test_the_exit_code_says_whether_to_believe_it(
     results: tuple[CheckResult, ...], code: int
 ) -> None:
     assert exit_code(results) == code
+
+
+def test_the_reference_lists_every_check() -> None:
+    modules = (engine_checks_module, inside_checks_module, policy_checks_module, checks_module)
+    ids = {
+        value.id for module in modules for value in vars(module).values() if type(value) is Check
+    }
+    page = Path(__file__).parents[2] / "docs" / "reference" / "hardening.md"
+    section = page.read_text().partition("## Preflight")[2]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(ids)

@@ -4,8 +4,8 @@
 that there is one truth (sandbox.md, *Preflight*).
 """
 
+from forge_bridge.doctor.checks import Preflight, run_checks
 from forge_bridge.doctor.from_settings import preflight, read_hardening
-from forge_bridge.doctor.preflight import Preflight, run_checks
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.doctor.results import CheckResult, Verdict, exit_code
 

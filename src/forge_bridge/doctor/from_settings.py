@@ -7,7 +7,7 @@ from typing import Final
 
 import anyio
 
-from forge_bridge.doctor.preflight import Preflight, run_checks
+from forge_bridge.doctor.checks import Preflight, run_checks
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.settings import BridgeSettings
 from forge_core.errors import RefusedError
