@@ -28,7 +28,6 @@ from pydantic import SecretStr
 
 from forge_bridge import __version__
 from forge_bridge.doctor import Preflight, preflight, read_hardening
-from forge_bridge.doctor.from_settings import capacity_of
 from forge_bridge.flows import boot, disk, status
 from forge_bridge.flows.legacy import LegacyDispatches
 from forge_bridge.flows.offer import watch_reservations
@@ -43,6 +42,7 @@ from forge_bridge.runner import Identity, Runner, SandboxSettings
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
 from forge_core.admission import DiskPressure
+from forge_core.backoff import Backoff
 from forge_core.errors import EngineTimedOut, EngineUnreachable, ForgeError
 from forge_core.redaction import Masker
 from forge_edges.clock import SystemClock
@@ -57,7 +57,6 @@ from forge_edges.signalr_settings import SignalRSettings
 
 logger = structlog.get_logger(__name__)
 
-ENGINE_RETRY_MS: Final = 2_000
 SUPERVISOR: Final = Path(__file__).parents[1] / "forge_supervisor"
 
 
@@ -90,6 +89,7 @@ class BridgeService:
     runner: Runner
     session: Session
     _legacy: LegacyDispatches
+    _stop_ms: int
 
     async def connect_once(self) -> None:
         """One connection to the hub, until it ends.
@@ -106,7 +106,7 @@ class BridgeService:
             tasks.start_soon(self.session.run, disconnect)
             await stop.wait()
             logger.info("stopping")
-            await stop_in_order(self.runner, self._legacy)
+            await stop_in_order(self.runner, self._legacy, self._stop_ms)
             disconnect.set()
 
 
@@ -190,7 +190,7 @@ async def _assemble(
         repositories=repositories,
         tasks=tasks,
         sandbox=await sandbox_settings(settings),
-        capacity=capacity_of(settings),
+        capacity=settings.resource_capacity,
         capabilities=checked.capabilities,
         disk=DiskPressure(
             settings.disk_high_watermark_percent,
@@ -211,7 +211,7 @@ async def _assemble(
     tasks.start_soon(disk.watch, runner, watched)
     tasks.start_soon(reaper.run_every_minute)
     tasks.start_soon(status.keep, runner, session, root.path)
-    return BridgeService(runner, session, legacy)
+    return BridgeService(runner, session, legacy, settings.stop_deadline_seconds * 1000)
 
 
 async def sandbox_settings(settings: BridgeSettings) -> SandboxSettings | None:
@@ -254,30 +254,40 @@ async def _reachable_engine(
     """The engine, once it answers: nothing is advertised before that (B-05)."""
     endpoint = resolve_endpoint(settings.docker_context, os.environ)
     async with DockerEngine.connect(endpoint) as engine:
+        backoff = Backoff()
         while True:
             try:
                 await engine.facts()
                 break
             except (EngineUnreachable, EngineTimedOut) as error:
-                logger.error("the Docker engine does not answer; waiting for it", error=str(error))
-                await clock.sleep_until_ms(clock.now_ms() + ENGINE_RETRY_MS)
+                backoff = backoff.failed()
+                delay_ms = backoff.delay_ms(clock.jitter())
+                logger.error(
+                    "the Docker engine does not answer; waiting for it",
+                    error=str(error),
+                    retry_in_ms=delay_ms,
+                )
+                await clock.sleep_until_ms(clock.now_ms() + delay_ms)
         yield engine
 
 
 async def _until_stopped(settings: BridgeSettings) -> None:
-    stop = anyio.Event()
+    stop, is_open = anyio.Event(), anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch_signals, stop, tasks.cancel_scope)
+        tasks.start_soon(_watch_signals, stop, is_open, tasks.cancel_scope)
         async with open_bridge(settings) as bridge:
+            is_open.set()
             await bridge.run(stop)
         tasks.cancel_scope.cancel()
 
 
-async def _watch_signals(stop: anyio.Event, at_once: anyio.CancelScope) -> None:
-    """The first signal stops in order, the second at once."""
+async def _watch_signals(
+    stop: anyio.Event, is_open: anyio.Event, at_once: anyio.CancelScope
+) -> None:
+    """The first signal stops in order, the second, or one before anything runs, at once."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for _ in signals:
-            if stop.is_set():
+            if stop.is_set() or not is_open.is_set():
                 logger.warning("stopping at once; the next start cleans up")
                 at_once.cancel()
                 return

@@ -13,7 +13,6 @@ from forge_bridge.settings import BridgeSettings
 from forge_core.errors import RefusedError
 from forge_core.labels import Owner
 from forge_core.ports import Engine
-from forge_core.resources import ResourceCapacity
 from forge_core.sandbox_spec import Hardening
 
 MAX_PROFILE_BYTES: Final = 1 << 20
@@ -42,23 +41,12 @@ async def preflight(
             owner=owner,
             tooling_image=settings.agent_tooling_image,
             hardening=await read_hardening(settings),
-            capacity=capacity_of(settings),
+            capacity=settings.resource_capacity,
             publication_mode=settings.sandbox_publication_mode,
             dedicated_disk=settings.sandbox_dedicated_disk,
             docker_desktop_allowed=settings.allow_docker_desktop_sandbox,
             host_execution_allowed=settings.allow_host_execution,
         ),
-    )
-
-
-def capacity_of(settings: BridgeSettings) -> ResourceCapacity:
-    """What the operator allows all attempts together (B-21, B-22)."""
-    return ResourceCapacity(
-        slots=settings.max_concurrent_sandboxes,
-        builds=settings.max_concurrent_sandbox_builds,
-        pids=settings.sandbox_pid_capacity,
-        memory_bytes=settings.sandbox_memory_capacity_bytes,
-        cpu_millis=settings.sandbox_cpu_capacity_millis,
     )
 
 

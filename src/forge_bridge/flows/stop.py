@@ -16,11 +16,10 @@ from forge_core.wire.codes import FailureCode
 
 logger = structlog.get_logger(__name__)
 
-STOP_MS: Final = 60_000
 DELIVER_MS: Final = 10_000
 
 
-async def stop(runner: Runner, legacy: LegacyDispatches) -> None:
+async def stop(runner: Runner, legacy: LegacyDispatches, deadline_ms: int) -> None:
     """End every dispatch with ``bridge_stopped``, wait for its teardown, then for the outbox.
 
     Bounded: what is left after that is on disk, and the next start finishes it.
@@ -28,7 +27,7 @@ async def stop(runner: Runner, legacy: LegacyDispatches) -> None:
     runner.stopping = True
     runner.notify()
     legacy.cancel_all()
-    with anyio.move_on_after(STOP_MS / 1000) as in_time:
+    with anyio.move_on_after(deadline_ms / 1000) as in_time:
         for run in tuple(runner.attempts.values()):
             if run.state.phase in (Phase.RESERVED, Phase.RUNNING):
                 try:
