@@ -212,7 +212,7 @@ def _running(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
                 result_commit=output.result_commit, files=output.files, bytes=output.size_bytes
             )
             return _tell(attempt, EventType.OUTPUT_IMPORTED, imported, now)
-    raise AssertionError(f"attempt {attempt.key}: {event} while running")
+    raise AssertionError(f"attempt {attempt.key}: {event} in phase {attempt.phase}")
 
 
 def _agent(

@@ -1,0 +1,125 @@
+"""A dispatch read back from its ledger, and what is refused there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attempt_parts import OWNER, RESOURCES, now_at, removed, run, started, stored
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_core import attempt as core
+from forge_core.attempt import Phase
+from forge_core.attempt_events import (
+    AgentEnded,
+    OutputAccepted,
+    ResourceCreated,
+    ResourceIntended,
+    ResourcesRemoved,
+    StageEntered,
+    StagesEnded,
+)
+from forge_core.errors import RefusedError
+from forge_core.ports import ImportedOutput
+from forge_core.ready import Record, RecordKind, messages_of
+from forge_core.recovery import restore
+from forge_core.teardown import removal_plan
+from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ResourceKind, Stage
+
+
+def whole_life() -> list[Record]:
+    attempt, ready = core.reserve(OWNER, "offer-1", RESOURCES, now_at(0))
+    records = list(ready.records)
+    trigger = CleanupTrigger.TEARDOWN
+    _, all_ready = run(
+        attempt,
+        started(0),
+        StageEntered(Stage.AGENT),
+        ResourceIntended(ResourceKind.CONTAINER, "forge-agent-1", "agent"),
+        ResourceCreated(ResourceKind.CONTAINER, "4f1d", "forge-agent-1", "agent"),
+        AgentEnded(exit_code=0),
+        OutputAccepted(ImportedOutput("c" * 40, 1, 10)),
+        StagesEnded(),
+        ResourcesRemoved(trigger, (removed(RemovalOutcome.FAILED, "busy"),)),
+        ResourcesRemoved(trigger, (removed(RemovalOutcome.REMOVED),)),
+    )
+    return stored([*records, *(record for ready in all_ready for record in ready.records)])
+
+
+LIFE = whole_life()
+
+
+def test_every_kind_of_record_is_in_the_life_that_is_tried_here() -> None:
+    assert {record.kind for record in LIFE} == set(RecordKind)
+
+
+@pytest.mark.requirement("B-82")
+@pytest.mark.parametrize("count", range(1, len(LIFE) + 1))
+def test_every_beginning_of_a_ledger_can_be_restored(count: int) -> None:
+    attempt, resources = restore(LIFE[:count])
+    assert (attempt.owner, resources) == (OWNER, RESOURCES)
+    kinds = [record.kind for record in LIFE[:count]]
+    assert (attempt.phase is Phase.ENDED) == (RecordKind.RELEASED in kinds)
+    assert (attempt.revision > 0) == (RecordKind.RESULT in kinds)
+
+
+@pytest.mark.requirement("B-82")
+def test_what_the_agent_did_is_not_lost_with_the_process() -> None:
+    upto = next(n for n, r in enumerate(LIFE) if r.data.get("type") == "teardown.started")
+    attempt, _ = restore(LIFE[:upto])
+    assert (attempt.phase, attempt.exit_code) == (Phase.RUNNING, 0)
+    assert attempt.result_commit == "c" * 40
+
+
+@pytest.mark.requirement("B-83")
+def test_the_messages_of_a_ledger_are_the_same_when_they_are_made_again() -> None:
+    assert [m.id for m in messages_of(LIFE)] == [m.id for m in messages_of(whole_life())]
+
+
+@pytest.mark.parametrize("records", [[], LIFE[1:], [LIFE[0], *LIFE]])
+def test_a_ledger_begins_with_one_reservation(records: list[Record]) -> None:
+    with pytest.raises(RefusedError) as refused:
+        restore(records)
+    assert refused.value.code == "ledger_suspect"
+
+
+PROPERTIES = [(n, name) for n, record in enumerate(LIFE) for name in record.data]
+
+
+@pytest.mark.parametrize(("line", "name"), PROPERTIES)
+def test_a_record_that_lacks_something_is_refused_or_does_without(line: int, name: str) -> None:
+    data = {key: value for key, value in LIFE[line].data.items() if key != name}
+    outcome = restored([*LIFE[:line], Record(LIFE[line].kind, data), *LIFE[line + 1 :]])
+    assert outcome == "ledger_suspect" or name in {
+        "exitCode",
+        "failureCode",
+        "resultCommit",
+        "summary",
+        "timings",
+    }
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(PROPERTIES), json_values)
+def test_no_value_in_a_ledger_makes_a_start_fail(place: tuple[int, str], value: Any) -> None:
+    line, name = place
+    bad = Record(LIFE[line].kind, {**LIFE[line].data, name: value})
+    restored([*LIFE[:line], bad, *LIFE[line + 1 :]])
+
+
+def restored(records: list[Record]) -> str:
+    """Whether it can be restored; what can be can be torn down and told."""
+    try:
+        attempt, _ = restore(records)
+    except RefusedError as error:
+        return error.code
+    removal_plan(records, ())
+    messages_of(records)
+    return str(attempt.phase)
