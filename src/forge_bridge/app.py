@@ -180,11 +180,13 @@ async def _assemble(
         runner_instance_id=identity.runner_instance_id,
     )
     await outbox.load()
+    git = GitStores(root.repositories, repositories.clones)
+    await git.remove_leftovers()
     runner = Runner(
         identity=identity,
         clock=clock,
         engine=engine,
-        git=GitStores(root.repositories, repositories.clones),
+        git=git,
         outbox=outbox,
         ledgers=root.ledgers,
         repositories=repositories,

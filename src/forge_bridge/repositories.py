@@ -18,13 +18,13 @@ from typing import Final
 
 from forge_core.errors import RefusedError
 from forge_edges.durable_file import disk_errors, read_file, replace_file
+from forge_edges.git_layout import common_directory
 
 REGISTRY_FILE: Final = "repositories.json"
 LOCK_FILE: Final = "repositories.lock"
 MAX_REPOSITORIES: Final = 1000
 MAX_REGISTRY_BYTES: Final = 4_194_304
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-MAX_POINTER_BYTES: Final = 4096
 
 
 def list_repositories(state_root: Path) -> dict[str, Path]:
@@ -101,35 +101,18 @@ def remove_repository(state_root: Path, name: str) -> bool:
 def require_repository(path: Path) -> None:
     """Whether there is a Git repository at ``path`` that this account can read.
 
-    Looked up by gitrepository-layout(5) without running Git in it, because a repository's own
-    configuration may run programs.
-
     :raises RefusedError: code ``not_a_repository``, field ``path``.
     """
     try:
-        git_directory = path if (path / "objects").is_dir() else path / ".git"
-        if git_directory.is_file():
-            pointer = _first_line(git_directory).removeprefix("gitdir:").strip()
-            git_directory = path / pointer
-        common = git_directory / "commondir"
-        if common.is_file():
-            git_directory = git_directory / _first_line(common).strip()
-        if not (git_directory / "objects").is_dir() or not (git_directory / "HEAD").is_file():
-            raise _no_repository(
-                path, "it is not a Git repository" if path.is_dir() else "there is no directory"
-            )
+        git_directory = common_directory(path)
         with (git_directory / "HEAD").open("rb"), os.scandir(git_directory / "objects"):
             pass
+    except ValueError as error:
+        raise _no_repository(path, str(error)) from None
     except OSError as error:
         raise _no_repository(
             path, f"this account cannot read {error.filename}: {error.strerror}"
         ) from None
-
-
-def _first_line(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(MAX_POINTER_BYTES)
-    return content.partition(b"\n")[0].decode("utf-8", "surrogateescape")
 
 
 def _no_repository(path: Path, why: str) -> RefusedError:

@@ -29,6 +29,7 @@ from forge_edges.git import (
     disk_errors,
     quarantine,
 )
+from forge_edges.git_layout import common_directory
 from forge_edges.process import Bounds, run
 
 _OPERATOR_VARIABLES = frozenset(
@@ -198,23 +199,13 @@ async def _fetch(
 
 
 def _common_directory(clone: Path) -> Path:
-    """The directory that holds ``objects`` and ``config``: gitrepository-layout(5), worktrees."""
-    git_directory = clone / ".git"
     try:
-        if not git_directory.exists():
-            git_directory = clone
-        if git_directory.is_file():
-            pointer = git_directory.read_bytes()[:4096].decode("utf-8", "surrogateescape")
-            git_directory = clone / pointer.removeprefix("gitdir:").strip()
-        common = git_directory / "commondir"
-        if common.is_file():
-            pointer = common.read_bytes()[:4096].decode("utf-8", "surrogateescape")
-            git_directory = git_directory / pointer.strip()
+        return common_directory(clone)
     except OSError as error:
-        raise _invalid(f"cannot read the clone {clone}: {error.strerror}") from error
-    if not (git_directory / "objects").is_dir():
-        raise _invalid(f"cannot use {clone}: it is not a Git repository; mend it with add-repo")
-    return git_directory.resolve()
+        why = error.strerror or str(error)
+    except ValueError as error:
+        why = str(error)
+    raise _invalid(f"cannot use the clone {clone}: {why}; mend it with add-repo")
 
 
 def _input_ref(commit: str) -> str:

@@ -6,9 +6,11 @@ from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import anyio
+
 from forge_core.errors import RefusedError
 from forge_core.ports import ImportedOutput
-from forge_edges.git import tree_listing
+from forge_edges.git import remove_leftovers, tree_listing
 from forge_edges.git_import import ImportLimits, import_bundle
 from forge_edges.git_input import FetchLimits, ensure_commit
 from forge_edges.workspace_archive import workspace_archive
@@ -30,6 +32,10 @@ class GitStores:
     max_workspace_entries: int = 500_000
     fetch_limits: FetchLimits = field(default_factory=FetchLimits)
     import_limits: ImportLimits = field(default_factory=ImportLimits)
+
+    async def remove_leftovers(self) -> None:
+        """Remove what a crash left half-made; at the start, before any use."""
+        await anyio.to_thread.run_sync(remove_leftovers, self.directory)
 
     async def ensure_commit(self, repository: str, commit: str) -> None:
         """See :func:`forge_edges.git_input.ensure_commit`."""

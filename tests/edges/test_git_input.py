@@ -185,7 +185,7 @@ async def test_a_clone_with_holes_is_refused_and_named(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="its origin did not give it"):
         await ensure_commit(clone, store, commit)
     assert word(store, "for-each-ref") == ""
-    with pytest.raises(RefusedError, match="not a Git repository"):
+    with pytest.raises(RefusedError, match="there is no directory"):
         await ensure_commit(tmp_path / "nowhere", store, commit)
 
 

@@ -180,3 +180,12 @@ def test_writers_at_the_same_time_lose_nothing(clone: Path, state_root: Path) ->
         "repositories.json",
         "repositories.lock",
     ]
+
+
+@pytest.mark.requirement("B-40")
+def test_a_project_with_a_folder_named_objects_is_a_repository(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "init", "--quiet", str(clone)], check=True)
+    (clone / "objects").mkdir()
+    (clone / "HEAD").write_text("not git's\n")
+    require_repository(clone)
