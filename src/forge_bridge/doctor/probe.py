@@ -31,7 +31,6 @@ from forge_core.sandbox_spec import (
 )
 
 ROLE: Final = "helper"
-QUOTA_ROLE: Final = "quota-probe"
 QUOTA_MOUNT: Final = "/quota"
 QUOTA_BYTES: Final = 16 * 2**20
 PROBE_MEMORY_BYTES: Final = 64 * 2**20
@@ -146,11 +145,9 @@ async def _read(streams: Attachment) -> tuple[bytes, bytes]:
 
 async def _quota_volume(engine: Engine, settings: PreflightSettings) -> str | None:
     """A volume with a quota, where the engine's storage can keep one."""
-    labels = settings.owner.labels(QUOTA_ROLE)
+    labels = settings.owner.labels(ROLE)
     try:
-        return await engine.create_volume(
-            settings.owner.name(QUOTA_ROLE), labels, size_bytes=QUOTA_BYTES
-        )
+        return await engine.create_volume(settings.owner.name(ROLE), labels, size_bytes=QUOTA_BYTES)
     except EngineRefused:
         return None
 
