@@ -15,6 +15,7 @@ from forge_bridge.repositories import (
     add_repository,
     list_repositories,
     remove_repository,
+    require_repository,
 )
 from forge_core.errors import RefusedError
 

@@ -81,6 +81,7 @@ class OutputCollector:
             memory_bytes=HELPER_MEMORY_BYTES,
             cpu_millis=context.resources.cpu_millis,
             pids=HELPER_PIDS,
+            resolves_localhost=False,
             tmp_bytes=HELPER_MEMORY_BYTES // 2,
             mounts=(VolumeMount(context.volume, WORKSPACE_VOLUME, read_only=True),),
         )

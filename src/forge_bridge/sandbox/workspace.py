@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from forge_bridge.sandbox.stage import StageContext
+from forge_bridge.sandbox.stage import StageContext, StageFailed
 from forge_core.resources import ResourceVector
 from forge_core.sandbox_spec import (
+    PRELOAD_FILE,
     SANDBOX_GID,
     SANDBOX_UID,
     WORKSPACE,
@@ -12,7 +13,7 @@ from forge_core.sandbox_spec import (
     ContainerSpec,
     VolumeMount,
 )
-from forge_core.wire.codes import EventType, ResourceKind
+from forge_core.wire.codes import EventType, FailureCode, ResourceKind
 from forge_core.wire.events import Inventory
 from forge_core.wire.limits import split_inventory
 from forge_core.wire.shapes import InventoryItem
@@ -30,6 +31,12 @@ async def fill_workspace(context: StageContext) -> None:
     context.volume = await context.create_volume("workspace")
     spec = agent_spec(context, context.volume)
     context.agent_container = await context.create_container(spec)
+    if await context.engine.has_path(context.agent_container, PRELOAD_FILE):
+        raise StageFailed(
+            FailureCode.IMAGE_POLICY_DENIED,
+            f"cannot use image {context.image}: it has {PRELOAD_FILE}, which would run code in "
+            "PID 1; build it without that file",
+        )
     start = context.start
     archive = context.runner.git.workspace_archive(
         start.repository,
