@@ -28,6 +28,7 @@ class ManualClock:
     def __init__(self) -> None:
         self._now_ms = 1_000_000
         self._sleepers: list[tuple[int, anyio.Event]] = []
+        self._asleep = anyio.Event()
         self._ids = 0
 
     def now_ms(self) -> int:
@@ -43,9 +44,14 @@ class ManualClock:
 
     async def sleep_until_ms(self, deadline_ms: int) -> None:
         if deadline_ms > self._now_ms:
-            woken = anyio.Event()
-            self._sleepers.append((deadline_ms, woken))
-            await woken.wait()
+            sleeper = (deadline_ms, anyio.Event())
+            self._sleepers.append(sleeper)
+            self._asleep.set()
+            try:
+                await sleeper[1].wait()
+            finally:
+                if sleeper in self._sleepers:
+                    self._sleepers.remove(sleeper)
 
     def jitter(self) -> float:
         return 0.5
@@ -60,6 +66,13 @@ class ManualClock:
             if deadline_ms <= self._now_ms:
                 woken.set()
         self._sleepers = [s for s in self._sleepers if s[0] > self._now_ms]
+
+    async def until_asleep(self) -> None:
+        """Return when the dispatcher, its only sleeper, has done what is due and waits again."""
+        with anyio.fail_after(PATIENCE_S):
+            while not self._sleepers:
+                self._asleep = anyio.Event()
+                await self._asleep.wait()
 
 
 class ScriptedBridge:
@@ -109,6 +122,10 @@ class ScriptedBridge:
         answer = await self._connection.invoke(method, payload, timeout_ms=10_000)
         assert isinstance(answer, dict)
         return answer
+
+    async def answered(self) -> None:
+        """Return when everything that the hub sent before has arrived."""
+        await self.call("ReadAttemptSnapshot", {})
 
     async def stop(self) -> None:
         await self._connection.stop()
@@ -307,6 +324,11 @@ class Stage:
         assert (await bridge.register())["accepted"]
         assert (await bridge.heartbeat())["accepted"]
         return bridge
+
+    async def pass_time(self, ms: int) -> None:
+        """Move the clock, and let the dispatcher do what is due; something must be pending."""
+        self.clock.advance(ms)
+        await self.clock.until_asleep()
 
     async def dispatch(self, **changes: Any) -> str:
         """Create a session; returns its id."""

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from scripted_bridge import ScriptedBridge, Stage, capabilities, on_stage
+from sqlalchemy import update
 
 from forge_core.errors import HubUnavailable
 from forge_core.wire.lease_mac import lease_message, verify_lease
+from forge_hub.store.database import open_database
+from forge_hub.store.tables import runners
 
 TTL_MS = 60_000
 KILL_GRACE_MS = 30_000
@@ -69,10 +72,10 @@ async def test_without_heartbeats_renewals_stop_and_silence_ends_the_session(
         bridge = await stage.bridge()
         session_id = await stage.dispatch()
         start = await bridge.take_attempt()
-        stage.clock.advance(TTL_MS)
-        await stage.session(session_id)
+        await stage.pass_time(TTL_MS)
+        await bridge.answered()
         assert bridge.waiting("LeaseUpdate") == []
-        stage.clock.advance(TTL_MS + KILL_GRACE_MS - 1)
+        await stage.pass_time(TTL_MS + KILL_GRACE_MS - 1)
         assert (await stage.session(session_id))["state"] == "running"
         stage.clock.advance(1)
         shown = await stage.until(session_id, lambda s: s["state"] != "running")
@@ -94,7 +97,8 @@ async def test_after_silence_a_session_with_retries_goes_to_another_runner(
         first = await lost.take_attempt()
         other = await stage.bridge("r2", "i2")
         await lost.heartbeat(state="stopping", attempts=held(first))
-        stage.clock.advance(2 * TTL_MS + KILL_GRACE_MS - 1)
+        await stage.pass_time(2 * TTL_MS + KILL_GRACE_MS - 1)
+        await other.answered()
         assert other.waiting("Offer") == []
         stage.clock.advance(1)
         second = await other.take_attempt()
@@ -131,8 +135,8 @@ async def test_a_dispatch_that_the_runner_no_longer_holds_is_not_renewed(
         start = await bridge.take_attempt()
         for _ in range(2):
             await bridge.heartbeat(attempts=[])
-        stage.clock.advance(TTL_MS // 3)
-        await bridge.heartbeat(attempts=[])
+        await stage.pass_time(TTL_MS // 3)
+        await bridge.answered()
         assert bridge.waiting("LeaseUpdate") == []
         await bridge.heartbeat(attempts=held(start))
         assert believes(start, await bridge.next("LeaseUpdate"))
@@ -150,8 +154,8 @@ async def test_a_cancel_stops_renewals_and_the_result_says_how_it_ended(database
         assert (cancel["attemptId"], cancel["fence"]) == (start["attemptId"], 1)
         assert [a["state"] for a in await snapshot(bridge)] == ["cancelling"]
         await bridge.heartbeat(attempts=held(start, "releasing"))
-        stage.clock.advance(TTL_MS // 3)
-        await bridge.heartbeat(attempts=held(start, "releasing"))
+        await stage.pass_time(TTL_MS // 3)
+        await bridge.answered()
         assert bridge.waiting("LeaseUpdate") == []
         ended = {"outcome": "cancelled", "failureCode": "cancelled", "resultCommit": None}
         await bridge.result(start, **ended)
@@ -225,10 +229,13 @@ async def test_undecided_offers_count_against_the_capacity(database_url: str) ->
         await bridge.register(capabilities=capabilities(resourceCapacity={"slots": 1}))
         await bridge.heartbeat(resourceCapacity={"slots": 1})
         await stage.dispatch()
-        await bridge.next("Offer")
+        offer = await bridge.next("Offer")
         waiting = await stage.dispatch()
         shown = await stage.until(waiting, lambda s: s["refusals"])
         assert shown["refusals"][0]["reason"] == "capacity_slots"
+        capacity = {"resourceCapacity": {"slots": 2}}
+        await bridge.decide(offer, "accepted", runtime="docker", **capacity)
+        assert (await bridge.next("Offer"))["sessionId"] == waiting
 
 
 @pytest.mark.requirement("B-88")
@@ -279,6 +286,8 @@ async def test_a_restart_of_the_hub_keeps_what_it_knew_and_renews_nothing(
         await bridge.cleanup_report(done)
         running = await stage.dispatch(retries=1)
         start = await bridge.take_attempt()
+    async with open_database(database_url) as store, store.write() as connection:
+        await connection.execute(update(runners).values(connected=True))  # as a crash leaves it
     async with on_stage(database_url, kill_grace_ms=KILL_GRACE_MS) as stage:
         assert not (await stage.api.get("/api/v1/runners/r1")).json()["connected"]
         shown = await stage.session(ended)
@@ -294,8 +303,9 @@ async def _not_renewed_until_silent(
     stage: Stage, bridge: ScriptedBridge, start: dict[str, Any]
 ) -> None:
     for step_ms in (TTL_MS, TTL_MS, KILL_GRACE_MS - 1):
-        stage.clock.advance(step_ms)
         await bridge.heartbeat(attempts=held(start))
+        await stage.pass_time(step_ms)
+        await bridge.answered()
         assert bridge.waiting("LeaseUpdate") == []
         assert bridge.waiting("Offer") == []
     stage.clock.advance(1)
