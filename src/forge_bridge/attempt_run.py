@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import anyio
 import structlog
@@ -14,6 +16,7 @@ from forge_core import attempt as core
 from forge_core.attempt import Attempt, Phase
 from forge_core.attempt_events import (
     DegradeReservation,
+    EndRequested,
     Event,
     ForwardRenewal,
     FreeReservation,
@@ -26,12 +29,14 @@ from forge_core.ports import Ledger
 from forge_core.ready import Action, Message, Ready, Record
 from forge_core.redaction import Masker
 from forge_core.wire.base import WireModel
-from forge_core.wire.codes import EventType, ReservationState
+from forge_core.wire.codes import EventType, FailureCode, ReservationState
 from forge_core.wire.from_hub import LeaseUpdate
 
 logger = structlog.get_logger(__name__)
 
 SendRenewal = Callable[[LeaseUpdate], Awaitable[None]]
+
+OWED_RETRY_MS: Final = 5_000
 
 
 class AttemptRun:
@@ -46,6 +51,7 @@ class AttemptRun:
         self.records: list[Record] = []
         self.log = logger.bind(attempt_id=attempt.owner.attempt_id, fence=attempt.owner.fence)
         self._ledger = ledger
+        self._owed: deque[Message] = deque()
         self._lock = anyio.Lock()
         self._deadlines_moved = anyio.Event()
 
@@ -61,10 +67,30 @@ class AttemptRun:
             state, ready = core.step(self.state, event, self.runner.now())
             await self._carry_out(state, ready)
 
+    async def end(self, failure: FailureCode, detail: str | None = None) -> None:
+        """Something wants the dispatch to end; the first reason wins.
+
+        What was never started ends on disk at once; where that cannot be written, it stays
+        reserved until its offer runs out.
+        """
+        try:
+            await self.feed(EndRequested(failure, detail))
+        except DiskUnusable as error:
+            self.log.error("cannot record an end", code=failure, error=str(error))
+
     async def begin(self, ready: Ready) -> None:
         """Carry out what the reservation itself implies."""
         async with self._lock:
             await self._carry_out(self.state, ready)
+
+    async def put(self, message: Message) -> None:
+        """Enqueue a message that the ledger holds, or owe it.
+
+        What the outbox cannot take now goes later, in order, and the ledger stays until then:
+        neither a full disk nor a full outbox may keep a dispatch from being torn down.
+        """
+        self._owed.append(message)
+        await self._pay()
 
     async def stream(self, event_type: EventType, payload: WireModel) -> Message:
         """The next event that is sent or dropped, never stored."""
@@ -91,8 +117,30 @@ class AttemptRun:
         runner.admission.free(key)
         runner.attempts.pop(key, None)
         runner.notify()
+        if self._owed:
+            runner.tasks.start_soon(self._settle)
+        else:
+            await self._forget()
+
+    async def _settle(self) -> None:
+        """Enqueue what is owed, however long it takes; the next start would do the same."""
+        clock = self.runner.clock
+        while self._owed:
+            await clock.sleep_until_ms(clock.now_ms() + OWED_RETRY_MS)
+            await self._pay()
+        await self._forget()
+
+    async def _pay(self) -> None:
         try:
-            await runner.ledgers.remove(*key)
+            while self._owed:
+                await self.runner.outbox.put(self._owed[0])
+                self._owed.popleft()
+        except DiskUnusable as error:
+            self.log.error("cannot enqueue a message; it stays in the ledger", error=str(error))
+
+    async def _forget(self) -> None:
+        try:
+            await self.runner.ledgers.remove(*self.state.key)
         except DiskUnusable as error:
             # Kept: the next start finds a ledger that says RELEASED and removes it then.
             self.log.warning("cannot remove a finished ledger", error=str(error))
@@ -104,7 +152,7 @@ class AttemptRun:
                 await record(ready, self._ledger, self.runner.reach)
                 self.records.extend(ready.records)
                 self.state = state
-                await carry_out(ready, self.runner.outbox, self._act, self.runner.reach)
+                await carry_out(ready, self.put, self._act, self.runner.reach)
         else:
             self.state = state
         if earlier_ms is None or next_ms is None or next_ms < earlier_ms:

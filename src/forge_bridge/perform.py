@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from forge_core.ports import Ledger, Outbox
-from forge_core.ready import Action, Ready
+from forge_core.ports import Ledger
+from forge_core.ready import Action, Message, Ready
 
 FaultPoint = Callable[[str], None]
 """Called with the name of the point that is reached; may never return."""
@@ -31,11 +31,14 @@ async def record(ready: Ready, ledger: Ledger, reach: FaultPoint) -> None:
 
 
 async def carry_out(
-    ready: Ready, outbox: Outbox, act: Callable[[Action], Awaitable[None]], reach: FaultPoint
+    ready: Ready,
+    put: Callable[[Message], Awaitable[None]],
+    act: Callable[[Action], Awaitable[None]],
+    reach: FaultPoint,
 ) -> None:
     """Enqueue the messages, then run the actions; the records are durable already."""
     for message in ready.messages:
-        await outbox.put(message)
+        await put(message)
         reach(f"{message.method}:enqueued")
     for action in ready.actions:
         name = type(action).__name__

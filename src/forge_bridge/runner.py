@@ -143,7 +143,7 @@ class Runner:
             host_execution_allowed=self.host_execution_allowed,
             draining=self.hub_settings.draining,
             stopping=self.stopping,
-            disk_pressure=self.disk.latched,
+            disk_pressure=self.disk.latched or self.outbox.is_full,
         )
 
     def notify(self) -> None:

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-from forge_core.errors import RefusedError, RetryableError
+from forge_core.errors import DiskUnusable, RefusedError
 
 MAX_IN_FLIGHT: Final = 32
 MAX_BACKLOG: Final = 20_000
@@ -58,7 +58,7 @@ REPLAYED_METHODS: Final = frozenset(
 _MESSAGE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
 
 
-class OutboxFull(RetryableError):  # noqa: N818 - says what is the case
+class OutboxFull(DiskUnusable):
     """Too many messages wait for the hub; this one is not kept."""
 
 

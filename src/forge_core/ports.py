@@ -203,6 +203,10 @@ class Outbox(Protocol):
     def pending_reports(self) -> int:
         """How many cleanup reports wait for their acknowledgement."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits for the hub that no new work should be taken on."""
+
     async def put(self, message: Message) -> None:
         """On disk when it returns; raises DiskUnusable when it is not.
 

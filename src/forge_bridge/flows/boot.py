@@ -81,7 +81,7 @@ def _believed(contents: LedgerContents) -> tuple[Record, ...]:
 
 async def _finish(runner: Runner, run: AttemptRun, engine: Engine) -> None:
     for message in messages_of(run.records):
-        await runner.outbox.put(message)
+        await run.put(message)
     attempt: Attempt = run.state
     detail = "the bridge stopped while it ran"
     if attempt.phase is Phase.RESERVED:
