@@ -6,14 +6,21 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 
 import anyio.abc
+import structlog
+
+from forge_core.errors import ForgeError
 
 Job = Callable[[], Awaitable[None]]
+
+logger = structlog.get_logger(__name__)
 
 
 class KeyedQueue:
     """One short-lived worker per key, in the owner's task group.
 
-    :param limit: how many jobs may wait in all keys together.
+    A job that raises ends alone: what one message brings about must not end the others' work.
+
+    :param limit: how many jobs may wait or run in all keys together.
     """
 
     def __init__(self, task_group: anyio.abc.TaskGroup, *, limit: int) -> None:
@@ -38,7 +45,15 @@ class KeyedQueue:
     async def _work(self, key: Hashable) -> None:
         jobs = self._waiting[key]
         while jobs:
-            job = jobs.popleft()
+            await _do(jobs.popleft())
             self._count -= 1
-            await job()
         del self._waiting[key]
+
+
+async def _do(job: Job) -> None:
+    try:
+        await job()
+    except ForgeError as error:
+        logger.error("cannot finish what a message asked for", error=str(error))
+    except Exception:
+        logger.exception("what a message asked for failed unexpectedly")

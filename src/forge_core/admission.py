@@ -104,6 +104,12 @@ class Admission:
         fences = self._fences.get(attempt_id)
         return 0 if fences is None else fences.seen
 
+    def was_held(self, key: Key) -> bool:
+        """Nothing runs twice under one fence, also when its message comes late again."""
+        attempt_id, fence = key
+        fences = self._fences.get(attempt_id)
+        return fences is not None and fence <= fences.held
+
     def superseded_by(self, attempt_id: str, fence: int) -> tuple[Key, ...]:
         """The reservations of this attempt under lower fences."""
         return tuple(k for k in self._reservations if k[0] == attempt_id and k[1] < fence)
@@ -145,7 +151,7 @@ class Admission:
     def hold_legacy(self, dispatch_id: str, facts: RunnerFacts) -> Verdict:
         """A v1 dispatch takes one slot and runs on the host, once (protocol.md, Legacy v1)."""
         key = (dispatch_id, 0)
-        if self._was_held(key):
+        if self.was_held(key):
             return refused(RejectionCode.STALE_FENCE, f"dispatch {dispatch_id} was taken before")
         if not facts.host_execution_allowed:
             return refused(RejectionCode.HOST_EXECUTION_DENIED, NO_HOST_EXECUTION)
@@ -200,7 +206,7 @@ class Admission:
             return refused(
                 RejectionCode.STALE_FENCE, f"attempt {offer.attempt_id} is at fence {highest}"
             )
-        if self._was_held((offer.attempt_id, offer.fence)):
+        if self.was_held((offer.attempt_id, offer.fence)):
             return refused(
                 RejectionCode.STALE_FENCE,
                 f"attempt {offer.attempt_id} was accepted under fence {offer.fence} before",
@@ -212,12 +218,6 @@ class Admission:
         if held is not None and held.offer_id == offer.offer_id:
             return Verdict(runtime=held.runtime)
         return self._decided.get(_offer_key(offer))
-
-    def _was_held(self, key: Key) -> bool:
-        """Nothing runs twice under one fence, also when its message comes late again."""
-        attempt_id, fence = key
-        fences = self._fences.get(attempt_id)
-        return fences is not None and fence <= fences.held
 
     def _refuse_capacity(
         self, requested: ResourceVector, capacity: ResourceCapacity

@@ -27,10 +27,15 @@ class LegacyDispatches:
         self._host = host
         self._scopes: dict[str, anyio.CancelScope] = {}
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, and every result is in the outbox."""
+        return not self._scopes
+
     async def handle(self, dispatch: Dispatch) -> None:
         """Take a slot and run, or say why not; a second packet with the same id is ignored."""
         runner, dispatch_id = self._runner, dispatch.dispatch_id
-        if dispatch_id in self._scopes:
+        if runner.admission.was_held((dispatch_id, 0)):
             return
         verdict = runner.admission.hold_legacy(dispatch_id, runner.facts())
         if not verdict.accepted:
@@ -45,12 +50,16 @@ class LegacyDispatches:
         runner.notify()
         runner.tasks.start_soon(self._run, dispatch, path)
 
-    async def refuse_malformed(self, payload: object, detail: str) -> None:
-        """Malformed dispatches are reported back, not dropped (B-03)."""
-        if isinstance(payload, dict):
-            await self._refuse(payload.get("dispatchId"), f"malformed: {detail}")
+    async def refuse_malformed(self, dispatch_id: object, detail: str) -> None:
+        """Malformed dispatches are reported back, not dropped (B-03).
 
-    def cancel(self, dispatch_id: str) -> None:
+        One that runs or has run is not: this is a damaged copy of it.
+        """
+        known = isinstance(dispatch_id, str) and self._runner.admission.was_held((dispatch_id, 0))
+        if not known:
+            await self._refuse(dispatch_id, f"malformed: {detail}")
+
+    async def cancel(self, dispatch_id: str) -> None:
         """End it if it runs."""
         scope = self._scopes.get(dispatch_id)
         if scope is not None:
@@ -62,7 +71,7 @@ class LegacyDispatches:
             scope.cancel()
 
     async def _run(self, dispatch: Dispatch, path: str) -> None:
-        error: str | None = None
+        error: str | None = "the bridge was stopped at once"
         result = HostResult(None, b"", truncated=False, timed_out=False)
         try:
             with self._scopes[dispatch.dispatch_id] as scope:
@@ -75,16 +84,19 @@ class LegacyDispatches:
                 )
             if scope.cancelled_caught:
                 error = "cancelled"
-            elif result.timed_out:
-                error = f"timed out after {dispatch.timeout_ms} ms"
+            else:
+                error = f"timed out after {dispatch.timeout_ms} ms" if result.timed_out else None
         except ForgeError as failure:
             error = str(failure)
+        except Exception as bug:
+            logger.exception("a v1 dispatch failed unexpectedly", dispatch_id=dispatch.dispatch_id)
+            error = f"{type(bug).__name__} in the bridge; see its log"
         finally:
             with anyio.CancelScope(shield=True):
+                await self._report(dispatch.dispatch_id, result, error)
                 del self._scopes[dispatch.dispatch_id]
                 self._runner.admission.free((dispatch.dispatch_id, 0))
                 self._runner.notify()
-                await self._report(dispatch.dispatch_id, result, error)
 
     async def _report(self, dispatch_id: str, result: HostResult, error: str | None) -> None:
         text = result.output.decode("utf-8", "replace")

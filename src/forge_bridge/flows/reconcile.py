@@ -10,17 +10,17 @@ from forge_bridge.flows.start import answer_without_run
 from forge_bridge.hub_link import call
 from forge_bridge.runner import Runner
 from forge_core.admission import Key
-from forge_core.attempt_events import EndRequested
-from forge_core.errors import DiskUnusable
 from forge_core.ports import BridgeConnection
 from forge_core.wire.codes import FailureCode, ReservationState, SnapshotState
 from forge_core.wire.from_bridge import ReadAttemptSnapshot, SnapshotAck
-from forge_core.wire.shapes import SnapshotAttempt
+from forge_core.wire.shapes import MAX_LIST, SnapshotAttempt
 
 logger = structlog.get_logger(__name__)
 
 MAX_PARTS = 1_000
 MISSES_TO_END = 2
+MAX_ANSWERED = 1_024
+"""As many as a runner can have slots; the next snapshot lists the rest again."""
 
 
 async def reconcile(
@@ -37,7 +37,9 @@ async def reconcile(
     if snapshot is None:
         return
     listed = {(entry.attempt_id, entry.fence) for entry in snapshot}
-    highest = {entry.attempt_id: entry.fence for entry in snapshot}
+    highest: dict[str, int] = {}
+    for entry in snapshot:
+        highest[entry.attempt_id] = max(entry.fence, highest.get(entry.attempt_id, 0))
     for key in held:
         if highest.get(key[0], 0) > key[1]:
             await _end(runner, key, FailureCode.SUPERSEDED, "a higher fence runs elsewhere")
@@ -47,26 +49,29 @@ async def reconcile(
             await _count_miss(runner, key, missed)
     for key in set(missed) - set(held):
         del missed[key]
-    for entry in snapshot:
-        if _is_unknown(runner, entry):
-            await answer_without_run(
-                runner,
-                entry.attempt_id,
-                entry.fence,
-                FailureCode.BRIDGE_STOPPED,
-                "this instance of the bridge does not know the dispatch",
-            )
+    unknown = [entry for entry in snapshot if _is_unknown(runner, entry)]
+    if len(unknown) > MAX_ANSWERED:
+        logger.warning("the snapshot lists more unknown dispatches than are answered at once")
+    for entry in unknown[:MAX_ANSWERED]:
+        await answer_without_run(
+            runner,
+            entry.attempt_id,
+            entry.fence,
+            FailureCode.BRIDGE_STOPPED,
+            "this instance of the bridge does not know the dispatch",
+        )
 
 
 def _is_unknown(runner: Runner, entry: SnapshotAttempt) -> bool:
-    """Neither held here, nor ended here with a result that still waits in the outbox.
+    """Never held here, and no result of it waits in the outbox.
 
-    An entry that is only offered is not settled here: its offer may be on its way to us.
+    What this instance has held has ended with a result, which nothing may contradict.  An entry
+    that is only offered is not settled here: its offer may be on its way to us.
     """
     key = (entry.attempt_id, entry.fence)
     return (
         entry.state is not SnapshotState.OFFERED
-        and key not in runner.admission.reservations
+        and not runner.admission.was_held(key)
         and not runner.outbox.holds_result(*key)
     )
 
@@ -74,7 +79,7 @@ def _is_unknown(runner: Runner, entry: SnapshotAttempt) -> bool:
 async def read_snapshot(
     runner: Runner, connection: BridgeConnection
 ) -> tuple[SnapshotAttempt, ...] | None:
-    """All parts of the snapshot; None when the hub does not give it."""
+    """All parts of the snapshot; None when the hub does not give it, or gives far too much."""
     entries: list[SnapshotAttempt] = []
     part = parts = 1
     while part <= parts:
@@ -88,6 +93,9 @@ async def read_snapshot(
             logger.warning("the hub gave no attempt snapshot", reason=answer.reason)
             return None
         entries += answer.attempts
+        if len(entries) > MAX_LIST:
+            logger.warning("the attempt snapshot is too long to be believed", count=len(entries))
+            return None
         parts = min(answer.parts, MAX_PARTS)
         part += 1
     return tuple(entries)
@@ -108,9 +116,5 @@ async def _count_miss(runner: Runner, key: Key, missed: MutableMapping[Key, int]
 
 async def _end(runner: Runner, key: Key, failure: FailureCode, detail: str) -> None:
     run = runner.attempts.get(key)
-    if run is None:
-        return
-    try:
-        await run.feed(EndRequested(failure, detail))
-    except DiskUnusable as error:
-        run.log.error("cannot record the end", error=str(error))
+    if run is not None:
+        await run.end(failure, detail)

@@ -13,10 +13,18 @@ logger = structlog.get_logger(__name__)
 
 
 async def handle_lease_update(runner: Runner, update: LeaseUpdate) -> None:
-    """Hand it to the dispatch under exactly this fence; any other fence changes nothing."""
-    run = runner.attempts.get((update.attempt_id, update.fence))
+    """Hand it to the dispatch that it names; any other fence changes nothing.
+
+    One under a lower fence is late and nothing more; one under a fence that was never offered
+    here is counted against the live dispatch (protocol.md, Attempts and fences; Lease).
+    """
+    if update.fence < runner.admission.highest_fence(update.attempt_id):
+        return
+    run = runner.attempts.get((update.attempt_id, update.fence)) or next(
+        (run for key, run in runner.attempts.items() if key[0] == update.attempt_id), None
+    )
     if run is None:
-        logger.warning(
+        logger.debug(
             "a renewal for no live dispatch", attempt_id=update.attempt_id, fence=update.fence
         )
         return

@@ -17,7 +17,7 @@ from forge_bridge.sandbox.stage import StageContext, failure_of
 from forge_bridge.sandbox.workspace import fill_workspace
 from forge_core import lease as leases
 from forge_core.attempt import Phase
-from forge_core.attempt_events import EndRequested, StageEntered, StagesEnded, Started
+from forge_core.attempt_events import StageEntered, StagesEnded, Started
 from forge_core.errors import DiskUnusable, ForgeError
 from forge_core.ready import Message
 from forge_core.wire.codes import (
@@ -34,19 +34,31 @@ from forge_core.wire.from_hub import Start
 logger = structlog.get_logger(__name__)
 
 
-async def handle_start(runner: Runner, start: Start) -> None:
-    """Runs once for a live reservation; a second packet changes nothing, its key included."""
+async def handle_start(runner: Runner, start: Start, received_ms: int) -> None:
+    """Runs once for a live reservation; a second packet changes nothing, its key included.
+
+    :param received_ms: CLOCK_BOOTTIME; the lease runs from here.
+    """
     key = (start.attempt_id, start.fence)
     if start.fence < runner.admission.highest_fence(start.attempt_id):
         logger.warning("a start under an old fence", attempt_id=key[0], fence=key[1])
         return
     run = runner.attempts.get(key)
-    if run is not None and run.state.phase is not Phase.RESERVED:
+    if run is None:
+        # What was held here has ended with a result of its own, which nothing may contradict.
+        if not runner.admission.was_held(key):
+            await _answer_too_late(runner, start)
         return
-    if run is None or run.state.offer_id != start.offer_id:
-        await _answer_too_late(runner, start)
+    if run.state.phase is not Phase.RESERVED:
         return
-    await _begin(runner, run, start)
+    if run.state.offer_id != start.offer_id:
+        run.log.warning("a start that names another offer", offer_id=start.offer_id)
+        return
+    difference = _departs_from_offer(runner, run, start)
+    if difference is not None:
+        await run.end(FailureCode.INTERNAL_ERROR, f"cannot start: {difference}")
+        return
+    await _begin(runner, run, start, received_ms)
 
 
 async def handle_malformed_start(runner: Runner, payload: object, detail: str) -> None:
@@ -58,13 +70,27 @@ async def handle_malformed_start(runner: Runner, payload: object, detail: str) -
         return
     run = runner.attempts.get((attempt_id, fence))
     if run is not None and run.state.phase is Phase.RESERVED:
-        await run.feed(EndRequested(FailureCode.INTERNAL_ERROR, detail))
+        await run.end(FailureCode.INTERNAL_ERROR, detail)
 
 
-async def _begin(runner: Runner, run: AttemptRun, start: Start) -> None:
+def _departs_from_offer(runner: Runner, run: AttemptRun, start: Start) -> str | None:
+    """What was not agreed on: the offer was judged, so nothing else may be started under it."""
+    owner, can = run.state.owner, runner.capabilities
+    if start.trust_domain_id != owner.trust_domain_id:
+        return "trustDomainId is not that of the offer"
+    if start.project_id != owner.project_id:
+        return "projectId is not that of the offer"
+    if start.network.policy not in can.network_policies:
+        return f"network policy {start.network.policy} was refused to the offer"
+    if start.publication.mode not in can.publication_modes:
+        return f"publication mode {start.publication.mode} was refused to the offer"
+    absent = [service.name for service in start.services if service.name not in can.services]
+    return f"services {', '.join(absent)} were refused to the offer" if absent else None
+
+
+async def _begin(runner: Runner, run: AttemptRun, start: Start, received_ms: int) -> None:
     assert runner.engine is not None
     assert runner.sandbox is not None
-    now_ms = runner.clock.now_ms()
     lease = leases.grant(
         attempt_id=start.attempt_id,
         fence=start.fence,
@@ -73,7 +99,7 @@ async def _begin(runner: Runner, run: AttemptRun, start: Start) -> None:
         ttl_ms=start.lease.ttl_ms,
         hard_wall_ms=min(start.limits.hard_wall_ms, runner.sandbox.hard_wall_ms),
         idle_ms=min(start.limits.idle_ms, runner.sandbox.idle_ms),
-        now_ms=now_ms,
+        now_ms=received_ms,
     )
     await run.feed(Started(lease))
     if run.state.phase is not Phase.RUNNING:

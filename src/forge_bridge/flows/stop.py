@@ -10,8 +10,6 @@ import structlog
 from forge_bridge.flows.legacy import LegacyDispatches
 from forge_bridge.runner import Runner
 from forge_core.attempt import Phase
-from forge_core.attempt_events import EndRequested
-from forge_core.errors import DiskUnusable
 from forge_core.wire.codes import FailureCode
 
 logger = structlog.get_logger(__name__)
@@ -30,15 +28,16 @@ async def stop(runner: Runner, legacy: LegacyDispatches, deadline_ms: int) -> No
     with anyio.move_on_after(deadline_ms / 1000) as in_time:
         for run in tuple(runner.attempts.values()):
             if run.state.phase in (Phase.RESERVED, Phase.RUNNING):
-                try:
-                    detail = "the bridge was asked to stop"
-                    await run.feed(EndRequested(FailureCode.BRIDGE_STOPPED, detail))
-                except DiskUnusable as error:
-                    run.log.error("cannot record the end", error=str(error))
-        while any(run.state.phase is not Phase.DEGRADED for run in runner.attempts.values()):
+                await run.end(FailureCode.BRIDGE_STOPPED, "the bridge was asked to stop")
+        while not _is_over(runner, legacy):
             await runner.changed.wait()
     if in_time.cancelled_caught:
         logger.error("dispatches still run; the next start cleans up", count=len(runner.attempts))
     if runner.hub.is_online:
         with anyio.move_on_after(DELIVER_MS / 1000):
             await runner.outbox.wait_empty()
+
+
+def _is_over(runner: Runner, legacy: LegacyDispatches) -> bool:
+    degraded = (run.state.phase is Phase.DEGRADED for run in runner.attempts.values())
+    return legacy.is_idle and all(degraded)

@@ -9,6 +9,7 @@ from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.runner import Runner, SandboxSettings
 from forge_core.attempt_events import Happened, ResourceCreated, ResourceIntended
 from forge_core.errors import (
+    DiskUnusable,
     EngineOutOfDisk,
     EngineTimedOut,
     EngineUnreachable,
@@ -39,7 +40,7 @@ def failure_of(error: ForgeError) -> tuple[FailureCode, str]:
             return error.code, str(error)
         case EngineUnreachable() | EngineTimedOut():
             return FailureCode.ENGINE_LOST, str(error)
-        case EngineOutOfDisk():
+        case EngineOutOfDisk() | DiskUnusable():
             return FailureCode.DISK_FULL, str(error)
         case RefusedError(code=code) if code in set(FailureCode):
             return FailureCode(code), str(error)

@@ -1,0 +1,183 @@
+"""The receive path of one connection: validate, queue, never wait (lifecycle.md, Connection).
+
+What is queued outlives the connection: half a decision or half a pass would be worse than one
+that nobody waits for any more.  Everything about one attempt keeps its order; different attempts
+never wait for one another, nor for an answer of the hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final
+
+import structlog
+
+from forge_bridge.flows.cancel import handle_cancel
+from forge_bridge.flows.legacy import LegacyDispatches
+from forge_bridge.flows.offer import Decisions, handle_offer, refuse_malformed
+from forge_bridge.flows.reap import Reaper, handle_reap
+from forge_bridge.flows.renew import handle_lease_update
+from forge_bridge.flows.settings import apply_settings
+from forge_bridge.flows.start import handle_malformed_start, handle_start
+from forge_bridge.keyed_queue import Job, KeyedQueue
+from forge_bridge.runner import Runner
+from forge_core.errors import RefusedError
+from forge_core.ports import BridgeConnection
+from forge_core.wire.base import Model, parse
+from forge_core.wire.from_hub import (
+    Cancel,
+    Dispatch,
+    LeaseUpdate,
+    Offer,
+    Reap,
+    RunnerSettingsChanged,
+    Start,
+)
+
+logger = structlog.get_logger(__name__)
+
+QUEUE_LIMIT: Final = 4_096
+LOGGED_COMPLAINTS: Final = 20
+"""A hub that sends nonsense must not fill the log."""
+
+
+class Inbox:
+    """Takes every client target of the wire from one connection."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        queue: KeyedQueue,
+        decisions: Decisions,
+        legacy: LegacyDispatches,
+        reaper: Reaper | None,
+    ) -> None:
+        self._runner = runner
+        self._queue = queue
+        self._decisions = decisions
+        self._legacy = legacy
+        self._reaper = reaper
+        self._held: list[tuple[Offer, int]] | None = []
+        self._complaints = 0
+
+    def subscribe(self, connection: BridgeConnection) -> None:
+        """Listen; offers are held back until :meth:`open`."""
+        connection.on_offer(self._offer)
+        connection.on_start(self._start)
+        connection.on_lease_update(self._lease_update)
+        connection.on_cancel(self._cancel)
+        connection.on_dispatch(self._dispatch)
+        connection.on_reap(self._reap)
+        connection.on_runner_settings(self._settings)
+
+    def open(self) -> None:
+        """The snapshot is settled: offers may be taken, those that came early first."""
+        held, self._held = self._held or [], None
+        for offer, received_ms in held:
+            self._submit_offer(offer, received_ms)
+
+    def _offer(self, payload: object) -> None:
+        try:
+            offer = parse(Offer, payload, what="Offer")
+        except RefusedError as error:
+            if self._may_be_for_us(payload, error):
+                refuse_malformed(self._runner, self._decisions, payload, str(error))
+            return
+        received_ms = self._runner.clock.now_ms()
+        if not self._is_for_us(offer):
+            return
+        if self._held is None:
+            self._submit_offer(offer, received_ms)
+        elif len(self._held) < QUEUE_LIMIT:
+            self._held.append((offer, received_ms))
+
+    def _submit_offer(self, offer: Offer, received_ms: int) -> None:
+        self._submit(
+            offer.attempt_id,
+            lambda: handle_offer(self._runner, self._decisions, offer, received_ms),
+        )
+
+    def _start(self, payload: object) -> None:
+        try:
+            start = parse(Start, payload, what="Start")
+        except RefusedError as error:
+            detail = str(error)
+            if isinstance(payload, dict) and self._may_be_for_us(payload, error):
+                key = str(payload.get("attemptId"))
+                self._submit(key, lambda: handle_malformed_start(self._runner, payload, detail))
+            return
+        received_ms = self._runner.clock.now_ms()
+        if self._is_for_us(start):
+            self._submit(start.attempt_id, lambda: handle_start(self._runner, start, received_ms))
+
+    def _lease_update(self, payload: object) -> None:
+        update = self._read(LeaseUpdate, payload)
+        if update is not None:
+            self._submit(update.attempt_id, lambda: handle_lease_update(self._runner, update))
+
+    def _cancel(self, payload: object) -> None:
+        cancel = self._read(Cancel, payload)
+        if cancel is None:
+            return
+        if cancel.fence == 0:
+            self._submit(("v1", cancel.attempt_id), lambda: self._legacy.cancel(cancel.attempt_id))
+            return
+        key = (cancel.attempt_id, cancel.fence)
+        if self._held is not None:
+            self._held = [o for o in self._held if (o[0].attempt_id, o[0].fence) != key]
+        self._submit(cancel.attempt_id, lambda: handle_cancel(self._runner, cancel))
+
+    def _dispatch(self, payload: object) -> None:
+        try:
+            dispatch = parse(Dispatch, payload, what="Dispatch")
+        except RefusedError as error:
+            self._complain("a malformed message from the hub", reason=str(error))
+            if isinstance(payload, dict):
+                dispatch_id, detail = payload.get("dispatchId"), str(error)
+                key = ("v1", str(dispatch_id))
+                self._submit(key, lambda: self._legacy.refuse_malformed(dispatch_id, detail))
+            return
+        self._submit(("v1", dispatch.dispatch_id), lambda: self._legacy.handle(dispatch))
+
+    def _reap(self, payload: object) -> None:
+        reap, reaper = self._read(Reap, payload), self._reaper
+        if reap is not None and self._is_for_us(reap):
+            self._submit("reap", lambda: handle_reap(self._runner, reaper, reap))
+
+    def _settings(self, payload: object) -> None:
+        changed = self._read(RunnerSettingsChanged, payload)
+        if changed is not None:
+            apply_settings(self._runner, changed.settings)
+
+    def _read(self, model: type[Model], payload: object) -> Model | None:
+        try:
+            return parse(model, payload, what=model.__name__)
+        except RefusedError as error:
+            self._complain("a malformed message from the hub", reason=str(error))
+            return None
+
+    def _is_for_us(self, message: Offer | Start | Reap) -> bool:
+        if message.runner_instance_id == self._runner.identity.runner_instance_id:
+            return True
+        self._complain("a message for another instance", message=type(message).__name__)
+        return False
+
+    def _may_be_for_us(self, payload: object, error: RefusedError) -> bool:
+        """Whether a malformed message does not say that it is meant for another instance."""
+        self._complain("a malformed message from the hub", reason=str(error))
+        if not isinstance(payload, dict):
+            return False
+        named = payload.get("runnerInstanceId")
+        return not isinstance(named, str) or named == self._runner.identity.runner_instance_id
+
+    def _submit(self, key: Hashable, job: Job) -> None:
+        if not self._queue.submit(key, job):
+            # What is lost here the hub repeats: offers expire, renewals and cancels come again.
+            self._complain("the inbox is full; a message from the hub was dropped")
+
+    def _complain(self, event: str, **about: str) -> None:
+        self._complaints += 1
+        if self._complaints <= LOGGED_COMPLAINTS:
+            logger.warning(event, **{name: text[:500] for name, text in about.items()})
+        if self._complaints == LOGGED_COMPLAINTS:
+            logger.warning("more of the like on this connection is not logged")
