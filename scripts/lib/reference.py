@@ -10,6 +10,7 @@ from pathlib import Path
 from .reference_cli import cli_page
 from .reference_codes import codes_page
 from .reference_requirements import requirements_page
+from .reference_rest import rest_page
 from .reference_settings import settings_page
 from .reference_wire import schema_page, wire_page
 
@@ -22,6 +23,7 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     yield reference / "wire.schema.json", schema_page()
     yield reference / "codes.md", codes_page()
     yield reference / "cli.md", cli_page()
+    yield reference / "rest.md", rest_page()
     yield Path("docs/requirements.md"), requirements_page(root)
 
 

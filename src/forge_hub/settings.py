@@ -20,7 +20,11 @@ class HubSettings(BaseSettings):
     :param database_url: ``sqlite+aiosqlite:///<path>`` or ``postgresql+asyncpg://…``.
     :param api_token: bearer token of the API, next to those of ``token_file``.
     :param runner_token: bearer token of any runner, next to those of ``token_file``.
-    :param token_file: digests of tokens, made by ``forge-hub token create``.
+    :param token_file: digests of tokens, made by ``forge-hub token create``; read again when it
+        changes.
+    :param heartbeat_interval_ms: what runners are told to keep.
+    :param offer_ttl_ms: how long a runner may take to answer an offer.
+    :param decline_backoff_ms: how long a runner that declined is not asked about the same attempt.
     :param kill_grace_ms: how long a runner may take to end an attempt whose lease is over; nothing
         is dispatched again before the last renewal + 2 ttl + this.
     """

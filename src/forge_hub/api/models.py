@@ -127,7 +127,7 @@ class SessionView(SessionSummary):
 
     :ivar result: of the dispatch that settled the session, or the latest one.
     :ivar cleanup: pending while anything may be left on a runner, also after the end (B-85);
-        absent: nothing was ever started.
+        null: nothing was ever started.
     :ivar refusals: why no runner takes it now, or why the others were not asked.
     """
 

@@ -1,0 +1,154 @@
+"""docs/reference/rest.md, from the hub's routes, models and settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import SecretStr
+
+from forge_hub.api.app import bare_app
+from forge_hub.settings import HubSettings
+
+from .reference_markdown import code, page, prose, table
+
+Schema = Mapping[str, Any]
+MANY_WORDS = 10
+_INTRODUCTION = """\
+The API of `forge-hub serve`, for people and programs. JSON in camelCase; unknown properties of a
+request are refused. Every request under `/api/v1` carries `Authorization: Bearer TOKEN`, made by
+`forge-hub token create --role api` or set as `FORGE_HUB_API_TOKEN`. A running hub has the whole
+schema at `/api/v1/openapi.json` and a page to try it at `/docs`.
+
+```
+curl -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" -d '{
+  "projectId": "demo", "trustDomainId": "local", "repository": "sample",
+  "inputCommit": "0123456789abcdef0123456789abcdef01234567", "branch": "main",
+  "agent": {"provider": "commands", "argv": ["make", "test"]}
+}' http://127.0.0.1:8080/api/v1/sessions
+```"""
+_PROBLEMS = """\
+## Errors
+
+Every error is `application/problem+json` (RFC 9457): `title`, `status`, `detail` for people,
+`code` for programs and, for a request that cannot be read, `fields`: what is wrong with each.
+Values are never repeated. 503 comes with `Retry-After`."""
+
+
+def rest_page() -> str:
+    """The page."""
+    document = bare_app().openapi()
+    return page(
+        "The hub's REST API",
+        _INTRODUCTION,
+        "## Endpoints",
+        *_endpoints(document["paths"]),
+        _PROBLEMS,
+        "## Objects",
+        *_objects(document),
+        "## Settings of the hub",
+        "Environment variables; the options of `forge-hub serve` win over them.",
+        _settings(),
+    )
+
+
+def _endpoints(paths: Schema) -> Iterator[str]:
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            takes = _body(operation.get("requestBody", {}))
+            status, answer = next(iter(operation["responses"].items()))
+            gives = _body(answer)
+            phrase = HTTPStatus(int(status)).phrase
+            lines = [f"### {method.upper()} {path}", prose(operation["description"])]
+            facts = [f"Takes {takes}." if takes else "", _parameters(operation)]
+            facts += [f"Answers {status} {phrase}" + (f" with {gives}." if gives else ".")]
+            yield "\n\n".join([*lines, " ".join(fact for fact in facts if fact)])
+
+
+def _parameters(operation: Schema) -> str:
+    given = [p for p in operation.get("parameters", ()) if p["in"] != "path"]
+    shown = (f"{p['in']} {code(p['name'])} ({_type(p['schema'])})" for p in given)
+    text = ", ".join(shown)
+    return f"Optional: {text}." if text else ""
+
+
+def _body(holder: Schema) -> str:
+    content = holder.get("content", {}).get("application/json")
+    if content:
+        return _type(content["schema"])
+    return "a `text/event-stream`" if "text/event-stream" in holder.get("content", {}) else ""
+
+
+def _objects(document: Schema) -> Iterator[str]:
+    schemas = document["components"]["schemas"]
+    for name in sorted(schemas):
+        schema = schemas[name]
+        if schema.get("type") != "object" or name in {"HTTPValidationError", "ValidationError"}:
+            continue
+        required = set(schema.get("required", ()))
+        about, notes = _docstring(schema.get("description"))
+        rows = []
+        for field, part in schema.get("properties", {}).items():
+            words = ["" if field in required else "optional", notes.get(code(field), "")]
+            rows.append((code(field), _type(part), "; ".join(word for word in words if word)))
+        yield "\n\n".join([f"### {name}", about, table(("property", "type", ""), rows)])
+
+
+def _docstring(text: str | None) -> tuple[str, dict[str, str]]:
+    """A docstring's prose, and what its ``:ivar`` say of each property."""
+    about, *variables = re.split(r"(?m)^\s*:(?:ivar|param) ", text or "")
+    notes = {}
+    for variable in variables:
+        name, _, meaning = variable.partition(":")
+        first, *rest = name.split("_")
+        notes[code(first + "".join(word.title() for word in rest))] = prose(meaning)
+    return prose(about), notes
+
+
+def _type(schema: Schema) -> str:
+    if "$ref" in schema:
+        return _link(str(schema["$ref"]).rpartition("/")[2])
+    if "anyOf" in schema:
+        return " or ".join(_type(one) for one in schema["anyOf"] if one.get("type") != "null")
+    if "enum" in schema or "const" in schema:
+        return " ".join(code(str(word)) for word in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    if schema.get("type") == "object":
+        values = schema.get("additionalProperties", True)
+        return "object" if values is True else f"object of {_type(values)}"
+    return str(schema.get("type", "any"))
+
+
+def _link(name: str) -> str:
+    words = _enumerations().get(name)
+    return f"[{name}](#{name.lower()})" if words is None else words
+
+
+@cache
+def _enumerations() -> dict[str, str]:
+    schemas = bare_app().openapi()["components"]["schemas"]
+    return {
+        name: _words(name, schema["enum"]) for name, schema in schemas.items() if "enum" in schema
+    }
+
+
+def _words(name: str, words: list[str]) -> str:
+    if len(words) > MANY_WORDS:
+        return f"[{name}](codes.md#{name.lower()})"
+    return " ".join(code(word) for word in words)
+
+
+def _settings() -> str:
+    _, notes = _docstring(HubSettings.__doc__)
+    rows = []
+    for name, field in HubSettings.model_fields.items():
+        default = field.default
+        shown = default.get_secret_value() if isinstance(default, SecretStr) else default
+        camel = code(re.sub(r"_(.)", lambda m: m[1].upper(), name))
+        variable = code(f"FORGE_HUB_{name.upper()}")
+        rows.append((variable, notes[camel], "none" if shown is None else code(str(shown))))
+    return table(("variable", "meaning", "default"), rows)
