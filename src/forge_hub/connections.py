@@ -35,7 +35,7 @@ class LiveRunner:
     """A registered runner on its current connection.
 
     :ivar heartbeat_at_ms: when it was last heard of, :meth:`Clock.now_ms`.
-    :ivar ready: it has sent a heartbeat over this connection.
+    :ivar ready: what it holds is known, so it may be offered more.
     :ivar snapshot: the snapshot that is being read in parts.
     """
 
@@ -52,7 +52,6 @@ class LiveRunner:
 
         A running dispatch that complete heartbeats do not list any more is counted as missed.
         """
-        self.ready = True
         self.heartbeat_at_ms = now_ms
         if heartbeat.attempts_truncated:
             return

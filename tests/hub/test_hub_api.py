@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import anyio
@@ -250,3 +252,14 @@ async def test_a_stop_of_the_hub_ends_watchers_at_once(database_url: str) -> Non
             answer = await stage.api.get(f"/api/v1/sessions/{session_id}/events")
             assert code_of(answer, 503) == "unavailable"
             assert answer.headers["Retry-After"] == "5"
+
+
+async def test_a_stopped_hub_leaves_no_task_and_no_thread(database_url: str) -> None:
+    tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
+    async with on_stage(database_url) as stage:
+        await stage.bridge()
+        async with Watch(stage, await stage.dispatch()) as watch:
+            await watch.next("state")
+    assert asyncio.all_tasks() == tasks
+    own = {t for t in threading.enumerate() if "AnyIO worker" not in t.name}
+    assert own <= threads

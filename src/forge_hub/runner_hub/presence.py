@@ -70,12 +70,12 @@ async def heartbeat(board: Board, runner: LiveRunner, message: Heartbeat) -> Hea
     refusal = other_instance(runner, message.runner_id, message.runner_instance_id)
     if refusal is not None:
         return HeartbeatAck(accepted=False, reason=refusal.reason, detail=refusal.detail)
-    has_come_back = not runner.ready
+    runner.hear(message, board.clock.now_ms())  # first: renewals do not depend on the database
     async with board.database.write() as connection:
         await runners.heartbeat(connection, message, now=board.clock.utc())
         row = await runners.find(connection, runner.runner_id)
     assert row is not None
-    runner.hear(message, board.clock.now_ms())
+    has_come_back, runner.ready = not runner.ready, True
     if has_come_back and message.state is not RunnerState.STOPPING:
         tell_again(board, runner, message)
     board.alarm.ring()
