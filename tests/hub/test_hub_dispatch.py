@@ -65,6 +65,22 @@ async def test_a_lease_is_renewed_at_a_third_of_its_ttl_while_the_runner_heartbe
 
 
 @pytest.mark.requirement("B-70")
+async def test_a_ttl_below_the_heartbeat_interval_is_renewed_between_heartbeats(
+    database_url: str,
+) -> None:
+    async with on_stage(database_url, heartbeat_interval_ms=15_000) as stage:
+        bridge = await stage.bridge()
+        await stage.dispatch(leaseTtlMs=6_000)
+        start = await bridge.take_attempt()
+        for _ in range(14):
+            await stage.pass_time(2_000)
+            assert believes(start, await bridge.next("LeaseUpdate"))
+        await stage.pass_time(2_000)
+        await bridge.answered()
+        assert bridge.waiting("LeaseUpdate") == []
+
+
+@pytest.mark.requirement("B-70")
 async def test_without_heartbeats_renewals_stop_and_silence_ends_the_session(
     database_url: str,
 ) -> None:
