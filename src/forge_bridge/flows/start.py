@@ -14,7 +14,7 @@ from forge_bridge.sandbox.image import resolve_image
 from forge_bridge.sandbox.output import OutputCollector
 from forge_bridge.sandbox.prepare import prepare
 from forge_bridge.sandbox.stage import StageContext, failure_of
-from forge_bridge.sandbox.workspace import fill_workspace
+from forge_bridge.sandbox.workspace import create_workspace
 from forge_core import lease as leases
 from forge_core.attempt import Phase
 from forge_core.attempt_events import StageEntered, StagesEnded, Started
@@ -146,16 +146,13 @@ async def _run_stages(context: StageContext) -> tuple[FailureCode | None, str | 
 
 
 async def _stages(context: StageContext) -> None:
-    run, runner = context.run, context.runner
+    run = context.run
     await run.feed(StageEntered(Stage.PREPARE))
     await prepare(context)
     await run.feed(StageEntered(Stage.IMAGE))
     await resolve_image(context)
     await run.feed(StageEntered(Stage.WORKSPACE))
-    await fill_workspace(context)
-    await run.feed(StageEntered(Stage.AGENT))
-    runner.admission.transition(run.state.key, ReservationState.ACTIVE)
-    runner.notify()
+    await create_workspace(context)
     collector = OutputCollector(context)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(collector.run)

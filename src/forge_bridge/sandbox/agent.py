@@ -1,4 +1,5 @@
-"""Stage ``agent``: PID 1 gets its orders, its renewals, and is believed only so far.
+"""Stages ``workspace`` and ``agent``: PID 1 starts while the commit is unpacked; then it gets
+its orders, its renewals, and is believed only so far.
 
 Every frame is a claim of a hostile container.  The host's own deadlines decide; an engine
 that says "exit 0" without the agent's status having been read is ``supervisor_lost``.
@@ -14,6 +15,7 @@ import anyio
 from forge_bridge.groups import first_error
 from forge_bridge.log_stream import LogStream
 from forge_bridge.sandbox.stage import StageContext, StageFailed
+from forge_bridge.sandbox.workspace import fill_workspace
 from forge_core.attempt_events import AgentEnded, AgentStarted, EndRequested, OutputSeen
 from forge_core.errors import EngineNotFound, ForgeError
 from forge_core.lease import Deadline
@@ -45,13 +47,12 @@ KILLED_EXIT_CODE: Final = 137
 
 
 async def run_agent(context: StageContext) -> None:
-    """Start the container, hand over the lease and the command, and wait for the end.
+    """Start PID 1 and fill the workspace, then hand over the lease and the command, and wait.
 
     :raises StageFailed: the agent failed, or PID 1 was lost.
     """
     conversation = _Conversation(context)
     async with context.engine.attach(context.agent_container) as stream:
-        await context.engine.start_container(context.agent_container)
         try:
             await conversation.hold(stream)
         except anyio.get_cancelled_exc_class():
@@ -85,10 +86,13 @@ class _Conversation:
     async def _hold(self, stream: Attachment, ready_ms: int) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._logs.send)
-            with anyio.move_on_after(ready_ms / 1000):
-                await self._until_ready(stream)
-            if not self._ready:
-                raise self._lost(f"it did not say that it is ready within {ready_ms} ms")
+            async with anyio.create_task_group() as preparing:
+                preparing.start_soon(fill_workspace, self._context)
+                with anyio.move_on_after(ready_ms / 1000):
+                    await self._until_ready(stream)
+                if not self._ready:
+                    raise self._lost(f"it did not say that it is ready within {ready_ms} ms")
+            await self._context.enter_agent()
             await self._give_orders(stream)
             while (piece := await stream.receive()) is not None:
                 await self._take(piece)
@@ -134,6 +138,7 @@ class _Conversation:
         raise self._lost(f"it ended with {status_code} and without the agent's status")
 
     async def _until_ready(self, stream: Attachment) -> None:
+        await self._context.engine.start_container(self._context.agent_container)
         while not self._ready:
             piece = await stream.receive()
             if piece is None:

@@ -12,6 +12,9 @@ from forge_core.wire.events import ImageResolved
 async def resolve_image(context: StageContext) -> None:
     """The tooling image is the agent's image; it is never pulled, so it must be there.
 
+    What its files could do to PID 1 (``/etc/ld.so.preload``) the doctor has looked for in this
+    very digest: without that, no docker runtime is advertised.
+
     :raises StageFailed: ``image_policy_denied``.
     """
     reference = context.settings.tooling_image

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.runner import Runner, SandboxSettings
-from forge_core.attempt_events import Happened, ResourceCreated, ResourceIntended
+from forge_core.attempt_events import Happened, ResourceCreated, ResourceIntended, StageEntered
 from forge_core.errors import (
     DiskUnusable,
     EngineOutOfDisk,
@@ -21,7 +21,7 @@ from forge_core.read_back import read_back
 from forge_core.resources import ResourceVector
 from forge_core.sandbox_spec import ContainerSpec, container_request
 from forge_core.wire.base import WireModel
-from forge_core.wire.codes import EventType, FailureCode, ResourceKind
+from forge_core.wire.codes import EventType, FailureCode, ReservationState, ResourceKind, Stage
 from forge_core.wire.from_hub import Start
 
 
@@ -70,6 +70,12 @@ class StageContext:
     async def tell(self, event_type: EventType, payload: WireModel) -> None:
         """A durable event."""
         await self.run.feed(Happened(event_type, payload))
+
+    async def enter_agent(self) -> None:
+        """The workspace is complete: from here on the agent runs."""
+        await self.run.feed(StageEntered(Stage.AGENT))
+        self.runner.admission.transition(self.run.state.key, ReservationState.ACTIVE)
+        self.runner.notify()
 
     async def create_container(self, spec: ContainerSpec) -> str:
         """Intent, effect, fact; then the engine's own view is compared with what was asked.

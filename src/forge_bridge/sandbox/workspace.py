@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from forge_bridge.sandbox.stage import StageContext, StageFailed
+from forge_bridge.sandbox.stage import StageContext
 from forge_core.resources import ResourceVector
 from forge_core.sandbox_spec import (
-    PRELOAD_FILE,
     SANDBOX_GID,
     SANDBOX_UID,
     WORKSPACE,
@@ -13,7 +12,7 @@ from forge_core.sandbox_spec import (
     ContainerSpec,
     VolumeMount,
 )
-from forge_core.wire.codes import EventType, FailureCode, ResourceKind
+from forge_core.wire.codes import EventType, ResourceKind
 from forge_core.wire.events import Inventory
 from forge_core.wire.limits import split_inventory
 from forge_core.wire.shapes import InventoryItem
@@ -22,21 +21,20 @@ INTERPRETER = "/usr/bin/python3"
 """Part of the tooling image's contract (docs/reference/tooling-image.md)."""
 
 
-async def fill_workspace(context: StageContext) -> None:
-    """Create the volume and the container, and unpack the commit before anything runs.
-
-    The engine unpacks the archive onto the volume of the created container: nothing of the
-    project runs for it, and no path of the host is mounted.
-    """
+async def create_workspace(context: StageContext) -> None:
+    """Create the volume and the agent's container around it; nothing runs yet."""
     context.volume = await context.create_volume("workspace")
     spec = agent_spec(context, context.volume)
     context.agent_container = await context.create_container(spec)
-    if await context.engine.has_path(context.agent_container, PRELOAD_FILE):
-        raise StageFailed(
-            FailureCode.IMAGE_POLICY_DENIED,
-            f"cannot use image {context.image}: it has {PRELOAD_FILE}, which would run code in "
-            "PID 1; build it without that file",
-        )
+    await _tell_inventory(context, spec)
+
+
+async def fill_workspace(context: StageContext) -> None:
+    """Have the engine unpack the commit onto the volume, through the container that holds it.
+
+    Nothing of the project runs for it, and no path of the host is mounted.  PID 1 may be
+    starting meanwhile: it runs nothing before it has its orders.
+    """
     start = context.start
     archive = context.runner.git.workspace_archive(
         start.repository,
@@ -46,7 +44,6 @@ async def fill_workspace(context: StageContext) -> None:
         directory=WORKSPACE.removeprefix(f"{WORKSPACE_VOLUME}/"),
     )
     await context.engine.put_archive(context.agent_container, WORKSPACE_VOLUME, archive)
-    await _tell_inventory(context, spec)
 
 
 def agent_spec(context: StageContext, volume: str) -> ContainerSpec:
@@ -60,7 +57,6 @@ def agent_spec(context: StageContext, volume: str) -> ContainerSpec:
         memory_bytes=resources.memory_bytes,
         cpu_millis=resources.cpu_millis,
         pids=resources.pids,
-        working_directory=WORKSPACE,
         mounts=(VolumeMount(volume, WORKSPACE_VOLUME, read_only=False),),
     )
 
