@@ -643,7 +643,7 @@ class Supervisor:
     def _look_for_sigterm(self, now: int) -> None:
         """``docker stop`` and a host that shuts down are a cancel; the agent has no such say."""
         info = signal.sigtimedwait([signal.SIGTERM], 0)
-        if info is not None and info.si_pid == 0:  # the sender is outside of our PID namespace
+        if info and info.si_pid == 0 <= info.si_code:  # from outside; sigqueue(3) can forge one
             self._cancel(self._grace_ms, now)
 
     # What follows from it
