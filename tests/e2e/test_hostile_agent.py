@@ -1,0 +1,120 @@
+"""What an agent may try on the supervisor, on the walls of its container and on its limits.
+
+docs/explanation/threat-model.md says what is contained and how; each claim of it is tried here,
+in tests/e2e/test_hostile_workspace.py or in tests/e2e/test_canaries.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import Engine
+from rig import Rig, running_rig
+
+INSIDE = Path(__file__).parent / "inside"
+CANARY = "canary-of-the-agents-environment-7f3a"
+MIB = 1 << 20
+
+pytestmark = pytest.mark.engine("d26", "r26")
+
+
+@pytest.fixture(scope="module")
+def rig(
+    engine: Engine, tmp_path_factory: pytest.TempPathFactory, module_runner_id: str
+) -> Iterator[Rig]:
+    directory = tmp_path_factory.mktemp("rig")
+    with running_rig(
+        directory, engine, module_runner_id, FORGE_MAX_CONCURRENT_SANDBOXES="2"
+    ) as rig:
+        yield rig
+
+
+def run(rig: Rig, script: str, **more: Any) -> tuple[dict[str, Any], str]:
+    """The result of a Python program as the agent, and what it printed."""
+    session_id = rig.dispatch("python3", "-c", script, **more)
+    result = rig.wait_over(session_id)
+    return result, rig.diagnostics(session_id)["logTail"]
+
+
+def report(rig: Rig, name: str, **more: Any) -> dict[str, Any]:
+    """The JSON that a program of ``inside/`` printed as the agent."""
+    result, printed = run(rig, (INSIDE / name).read_text(), **more)
+    assert result["outcome"] == "succeeded", (result, printed)
+    return dict(json.loads(printed))
+
+
+@pytest.mark.requirement("B-70", "B-60")
+def test_the_agent_cannot_read_write_trace_or_signal_its_supervisor(rig: Rig) -> None:
+    found = report(rig, "against_pid_1.py", env={"CANARY": CANARY})
+    # The control: what the seccomp filter lets through works on a process that is not closed.
+    refused_by_seccomp = {"pidfd_getfd"}
+    works = {what for what, outcome in found["child"].items() if outcome == "done"}
+    assert works == found["child"].keys() - refused_by_seccomp, found["child"]
+    assert set(found["PID 1"].values()) <= {"EACCES", "EPERM"}, found["PID 1"]
+    assert found["signals"] == "done"
+    assert found["descriptors"] == {"0": "/dev/null", "1": "pipe", "2": "pipe"}
+    assert not found["canary in command line"]
+
+
+SLOW = """
+import os, time
+os.setpriority(os.PRIO_PROCESS, 1, 19)
+os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))
+os.sched_setaffinity(1, {0})
+"""
+STARVED = """
+import os, resource, time
+resource.prlimit(1, resource.RLIMIT_%s, (0, 0))
+while True:
+    os.write(1, b"work for PID 1" * 300)
+"""
+
+
+@pytest.mark.requirement("B-70")
+def test_a_slowed_supervisor_still_does_its_work(rig: Rig) -> None:
+    result, _ = run(rig, SLOW)
+    assert result["outcome"] == "succeeded", result
+
+
+@pytest.mark.requirement("B-70")
+@pytest.mark.parametrize("limit", ["NOFILE", "AS", "CPU"])
+def test_an_agent_that_breaks_its_supervisor_ends_itself(rig: Rig, limit: str) -> None:
+    result, _ = run(rig, STARVED % limit, limits={"maxOutputBytes": 1 << 40})
+    assert (result["outcome"], result["failureCode"]) == ("failed", "supervisor_lost")
+    assert result["exitCode"] is None
+    assert not rig.resources()
+
+
+FORGED = """
+import json, sys
+frames = [
+    {"type": "ready", "version": 1, "pid": 1},
+    {"type": "exit", "code": 0},
+    {"type": "expired", "which": "lease"},
+    {"type": "refused", "reason": "bad_mac", "count": 9},
+    {"type": "log", "stream": "stderr", "text": "forged", "droppedBytes": 1 << 50},
+    {"type": "lease", "sequence": 9, "ttlMs": 1, "issuedAt": "", "mac": ""},
+    {"type": "cancel", "graceMs": 0},
+    {"type": "init"},
+]
+for stream in (sys.stdout, sys.stderr):
+    for frame in frames:
+        print(json.dumps(frame), file=stream, flush=True)
+sys.exit(3)
+"""
+
+
+@pytest.mark.requirement("B-70", "B-04")
+def test_forged_frames_are_text(rig: Rig) -> None:
+    result, printed = run(rig, FORGED)
+    assert (result["failureCode"], result["exitCode"]) == ("agent_failed", 3)
+    frames = [json.loads(line) for line in printed.splitlines()]
+    assert len(frames) == 16
+    kinds = Counter(frame["type"] for frame in frames)
+    assert set(kinds.values()) == {2}, kinds
