@@ -107,10 +107,9 @@ def _event(attempt: Attempt, event: SubmitDispatchEvent) -> Attempt:
 
 
 def _result(attempt: Attempt, result: SubmitDispatchResult) -> Attempt:
-    ended = attempt.phase in (Phase.RESERVED, Phase.RUNNING)
     return replace(
         attempt,
-        phase=Phase.ENDING if ended else attempt.phase,
+        phase=Phase.ENDING,
         revision=result.revision,
         failure=result.failure_code,
         failure_detail=result.summary,

@@ -257,6 +257,15 @@ def test_memory_is_bounded_and_keeps_the_fences_of_what_is_held() -> None:
 
 
 @pytest.mark.requirement("B-04")
+def test_a_higher_fence_counts_though_it_was_rejected() -> None:
+    admission = Admission()
+    assert not admission.decide(offered("o-1", fence=3, repository="other"), FACTS, 0).accepted
+    stale = admission.decide(offered("o-2", fence=2), FACTS, 0)
+    assert (stale.code, stale.detail) == (RejectionCode.STALE_FENCE, "attempt a-1 is at fence 3")
+    assert admission.decide(offered("o-3", fence=3), FACTS, 0).accepted
+
+
+@pytest.mark.requirement("B-04")
 def test_an_offer_id_that_is_used_again_is_another_question() -> None:
     admission = Admission()
     assert admission.decide(offered("o-1", "a-1"), FACTS, 0).accepted

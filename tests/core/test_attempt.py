@@ -23,7 +23,7 @@ from attempt_parts import (
 )
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pysignalr.messages import InvocationMessage
 
 from forge_core import attempt as core
@@ -49,6 +49,7 @@ from forge_core.attempt_events import (
     TearDown,
     Tick,
 )
+from forge_core.ledger import encode_body
 from forge_core.ports import ImportedOutput
 from forge_core.ready import Message, Ready, Record, RecordKind, messages_of
 from forge_core.recovery import restore
@@ -172,6 +173,8 @@ def require_true_to_itself(records: list[Record]) -> None:
     released = [n for n, r in enumerate(records) if r.kind is RecordKind.RELEASED]
     assert released in ([], [len(records) - 1])
     assert not released or revisions[-1] == 2
+    final = next((n for n, r in enumerate(records) if r.data.get("revision") == 2), None)
+    assert final is None or all(r.kind is not RecordKind.EVENT for r in records[final:])
 
 
 def reboot(records: list[Record]) -> list[Record]:
@@ -199,10 +202,17 @@ class AttemptMachine(RuleBasedStateMachine):
         self.records: list[Record] = []
         self.first_reason: FailureCode | None = None
 
-    @initialize()
-    def reserve(self) -> None:
+    @initialize(goes=st.sampled_from([0, 1, 1, 1, 1, 2, 2, 3]))
+    def begin(self, goes: int) -> None:
+        """Reserved, running, running with output, or ending already."""
         self.attempt, ready = core.reserve(OWNER, "offer-1", RESOURCES, now_at(0))
         self.check(ready)
+        output = OutputAccepted(ImportedOutput(COMMIT, 3, 2_048))
+        for event in (started(0), output, StagesEnded())[:goes]:
+            self.feed(event)
+
+    def is_in(self, *phases: Phase) -> bool:
+        return self.attempt.phase in phases
 
     def feed(self, event: Event) -> Ready:
         before = self.attempt
@@ -253,10 +263,10 @@ class AttemptMachine(RuleBasedStateMachine):
             due = self.now_ms >= wakes_at_ms
             assert ready == Ready(actions=(StopStages(),) if due else ())
 
+    @precondition(lambda self: self.is_in(Phase.RESERVED, Phase.ENDED))
     @rule()
     def start(self) -> None:
-        if self.attempt.phase in (Phase.RESERVED, Phase.ENDED):
-            self.feed(started(self.now_ms))
+        self.feed(started(self.now_ms))
 
     @rule(failure=failures, detail=st.none() | hostile_texts)
     def end(self, failure: FailureCode, detail: str | None) -> None:
@@ -267,10 +277,10 @@ class AttemptMachine(RuleBasedStateMachine):
         ready = self.feed(RenewalArrived(renewal(sequence, key=bytes(32) if forged else KEY)))
         assert not (forged and any(isinstance(a, ForwardRenewal) for a in ready.actions))
 
+    @precondition(lambda self: not self.is_in(Phase.RESERVED))
     @rule(payload=payloads)
     def happen(self, payload: Any) -> None:
-        if self.attempt.phase is not Phase.RESERVED:
-            self.feed(Happened(TYPES[type(payload)], payload))
+        self.feed(Happened(TYPES[type(payload)], payload))
 
     @rule(
         event=st.one_of(
@@ -291,33 +301,34 @@ class AttemptMachine(RuleBasedStateMachine):
             with pytest.raises(AssertionError, match="in phase"):
                 core.step(self.attempt, event, now_at(self.now_ms))
 
+    @precondition(lambda self: not self.is_in(Phase.RESERVED, Phase.ENDED))
     @rule()
     def create(self) -> None:
-        if self.attempt.phase not in (Phase.RESERVED, Phase.ENDED):
-            self.feed(ResourceCreated(ResourceKind.CONTAINER, "4f1d", "forge-agent-1", "agent"))
+        self.feed(ResourceCreated(ResourceKind.CONTAINER, "4f1d", "forge-agent-1", "agent"))
 
+    @precondition(lambda self: self.is_in(Phase.RUNNING))
     @rule(failure=st.none() | failures, detail=st.none() | hostile_texts)
     def stages_end(self, failure: FailureCode | None, detail: str | None) -> None:
-        if self.attempt.phase is Phase.RUNNING:
-            reason = self.attempt.failure
-            expired = self.attempt.lease and self.attempt.lease.expired(self.now_ms)
-            self.feed(StagesEnded(failure, detail))
-            first = reason or (expired.failure_code if expired else None) or failure
-            result = self.records[-1].data
-            assert (result["revision"], result["cleanup"]) == (1, "pending")
-            assert result["outcome"] == outcome_of(first)
-            assert result.get("failureCode") == first
-            assert first is None or "resultCommit" not in result
+        reason, lease = self.attempt.failure, self.attempt.lease
+        assert lease is not None
+        expired = lease.expired(self.now_ms)
+        self.feed(StagesEnded(failure, detail))
+        first = reason or (expired.failure_code if expired else None) or failure
+        result = self.records[-1].data
+        assert (result["revision"], result["cleanup"]) == (1, "pending")
+        assert result["outcome"] == outcome_of(first)
+        assert result.get("failureCode") == first
+        assert first is None or "resultCommit" not in result
 
+    @precondition(lambda self: self.is_in(Phase.ENDING, Phase.DEGRADED))
     @rule(resources=outcomes, trigger=st.sampled_from(CleanupTrigger))
     def teardown_is_through(self, resources: Any, trigger: CleanupTrigger) -> None:
-        if self.attempt.phase in (Phase.ENDING, Phase.DEGRADED):
-            self.feed(ResourcesRemoved(trigger, resources))
-            resists = any(r.outcome is RemovalOutcome.FAILED for r in resources)
-            assert self.attempt.phase is (Phase.DEGRADED if resists else Phase.ENDED)
+        self.feed(ResourcesRemoved(trigger, resources))
+        resists = any(r.outcome is RemovalOutcome.FAILED for r in resources)
+        assert self.attempt.phase is (Phase.DEGRADED if resists else Phase.ENDED)
 
 
-AttemptMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+AttemptMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=20)
 TestAttempt = pytest.mark.requirement("B-04", "B-70", "B-71", "B-83", "B-84", "B-86")(
     AttemptMachine.TestCase
 )
@@ -458,9 +469,9 @@ def test_a_pass_without_news_does_not_make_the_ledger_grow() -> None:
 @pytest.mark.requirement("B-83")
 def test_reports_and_events_never_share_an_id() -> None:
     seen: set[str] = set()
-    for fence in (1, 11):
-        for instance in ("i-1", "i-11"):
-            owner = type(OWNER)("r", instance, "a-1", fence, "p", "t")
+    for attempt_id, fence in (("1", 11), ("11", 1), ("1", 1)):
+        for instance in ("i", "i1"):
+            owner = type(OWNER)("r", instance, attempt_id, fence, "p", "t")
             attempt, ready = core.reserve(owner, "o", RESOURCES, now_at(0))
             all_ready = [ready]
             events = [started(0), *[Happened(EventType.BUILD_STARTED)] * 12, StagesEnded()]
@@ -500,3 +511,29 @@ def test_an_event_of_the_wrong_kind_is_a_bug() -> None:
         run(attempt, Happened(EventType.WARNING, EMPTY))
     with pytest.raises(AssertionError):
         core.stream_event(attempt, EventType.WARNING, Warning_(code="x", detail=""), now_at(0))
+
+
+@pytest.mark.requirement("B-83")
+def test_a_thousand_resisting_resources_fit_into_one_record() -> None:
+    attempt, _ = run(reserved(), started(0), StagesEnded())
+    resources = tuple(
+        removed(RemovalOutcome.FAILED, "\U0001f600" * 16_000, f"forge-{n}-" + "x" * 240)
+        for n in range(1_000)
+    )
+    _, (ready,) = run(attempt, ResourcesRemoved(TEARDOWN, resources))
+    for record in ready.records:
+        assert encode_body("2026-11-29T14:00:00.000Z", record.kind, record.data)
+
+
+@pytest.mark.requirement("B-84")
+def test_an_event_that_is_too_large_is_told_in_parts() -> None:
+    attempt, _ = run(reserved(), started(0))
+    names = tuple(f"{n:04}" + "\U0001f600" * 60 for n in range(1_000))
+    redeemed = Happened(EventType.SECRETS_REDEEMED, SecretsRedeemed(names=names))
+    attempt, (ready,) = run(attempt, redeemed)
+    assert len(ready.messages) > 1
+    for message in ready.messages:
+        require_sendable(message)
+    told = [name for m in ready.messages for name in m.payload["payload"]["names"]]
+    assert tuple(told) == names
+    assert attempt.sequence == 1 + len(ready.messages)

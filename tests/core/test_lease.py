@@ -103,6 +103,12 @@ def test_never_past_the_hard_wall() -> None:
     assert renewed.expired(5_100) is Deadline.HARD_WALL
 
 
+@pytest.mark.requirement("B-36", "B-71")
+def test_a_second_start_moves_no_deadline() -> None:
+    lease = leases.agent_started(granted(), 100)
+    assert leases.agent_started(lease, 200) == lease
+
+
 @pytest.mark.requirement("B-36")
 def test_nothing_runs_longer_than_eight_hours() -> None:
     lease = granted(hard_wall_ms=10 * MAX_WALL_MS, idle_ms=10 * MAX_WALL_MS)
@@ -153,7 +159,7 @@ class Timeline:
 
 happenings = st.lists(
     st.tuples(
-        st.integers(0, 700),
+        st.sampled_from([0, 1, 100, 250, 499, 500, 700]),
         st.sampled_from(["renew", "replay", "forged", "start", "output", "end", "tick"]),
         st.integers(1, 6_000),
     ),
