@@ -17,7 +17,6 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,23 +26,17 @@ import structlog
 from pydantic import SecretStr
 
 from forge_bridge import __version__
+from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachable
 from forge_bridge.doctor import Preflight, preflight, read_hardening
-from forge_bridge.flows import boot, disk, status
-from forge_bridge.flows.legacy import LegacyDispatches
-from forge_bridge.flows.offer import watch_reservations
-from forge_bridge.flows.reap import Reaper
-from forge_bridge.flows.replay import Replay
-from forge_bridge.flows.session import ConnectionFactory, Session
-from forge_bridge.flows.stop import stop as stop_in_order
+from forge_bridge.flows import status
+from forge_bridge.flows.session import ConnectionFactory
 from forge_bridge.logs import configure_logging
 from forge_bridge.perform import FaultPoint, no_faults
 from forge_bridge.repositories import list_repositories
-from forge_bridge.runner import Identity, Runner, SandboxSettings
+from forge_bridge.runner import Identity, SandboxSettings
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
-from forge_core.admission import DiskPressure
-from forge_core.backoff import Backoff
-from forge_core.errors import EngineTimedOut, EngineUnreachable, ForgeError
+from forge_core.errors import ForgeError
 from forge_core.redaction import Masker
 from forge_edges.clock import SystemClock
 from forge_edges.disk import FileSystemDisk
@@ -80,34 +73,6 @@ class RegisteredRepositories:
     def paths(self) -> Mapping[str, str]:
         """Name → path."""
         return {name: str(path) for name, path in self.clones.items()}
-
-
-@dataclass(slots=True)
-class BridgeService:
-    """One bridge with everything that it needs opened; see :func:`open_bridge`."""
-
-    runner: Runner
-    session: Session
-    _legacy: LegacyDispatches
-    _stop_ms: int
-
-    async def connect_once(self) -> None:
-        """One connection to the hub, until it ends.
-
-        :raises HubRefused: the hub did not let us in.
-        :raises HubUnavailable: there is no hub.
-        """
-        await self.session.connect_once()
-
-    async def run(self, stop: anyio.Event) -> None:
-        """Keep a connection until ``stop`` is set, then end what runs and deliver the rest."""
-        disconnect = anyio.Event()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.session.run, disconnect)
-            await stop.wait()
-            logger.info("stopping")
-            await stop_in_order(self.runner, self._legacy, self._stop_ms)
-            disconnect.set()
 
 
 @asynccontextmanager
@@ -173,47 +138,23 @@ async def _assemble(
 ) -> BridgeService:
     repositories = RegisteredRepositories(root.path)
     await repositories.refresh()
-    outbox = Replay(
-        root.messages,
-        clock,
-        runner_id=identity.runner_id,
-        runner_instance_id=identity.runner_instance_id,
-    )
-    await outbox.load()
     git = GitStores(root.repositories, repositories.clones)
     await git.remove_leftovers()
-    runner = Runner(
-        identity=identity,
+    ports = Ports(
         clock=clock,
         engine=engine,
         git=git,
-        outbox=outbox,
+        host=ProcessHostCommands(),
+        disk=FileSystemDisk(root.path),
+        messages=root.messages,
         ledgers=root.ledgers,
         repositories=repositories,
-        tasks=tasks,
-        sandbox=await sandbox_settings(settings),
-        capacity=settings.resource_capacity,
-        capabilities=checked.capabilities,
-        disk=DiskPressure(
-            settings.disk_high_watermark_percent,
-            settings.disk_low_watermark_percent,
-            settings.minimum_workspace_bytes,
-        ),
-        host_execution_allowed=settings.allow_host_execution,
-        reach=reach,
+        connections=connections or SignalRConnectionFactory(signalr_settings(settings)),
     )
-    watched = FileSystemDisk(root.path)
-    await disk.look(runner, watched)
-    reaper = Reaper(runner, engine)
-    await boot.recover(runner, engine, reaper, root.ledgers)
-    legacy = LegacyDispatches(runner, ProcessHostCommands())
-    factory = connections or SignalRConnectionFactory(signalr_settings(settings))
-    session = Session(runner, factory, outbox, legacy, reaper)
-    tasks.start_soon(watch_reservations, runner)
-    tasks.start_soon(disk.watch, runner, watched)
-    tasks.start_soon(reaper.run_every_minute)
-    tasks.start_soon(status.keep, runner, session, root.path)
-    return BridgeService(runner, session, legacy, settings.stop_deadline_seconds * 1000)
+    sandbox = await sandbox_settings(settings)
+    service = await assemble(settings, identity, ports, sandbox, checked.capabilities, tasks, reach)
+    tasks.start_soon(status.keep, service.runner, service.session, root.path)
+    return service
 
 
 async def sandbox_settings(settings: BridgeSettings) -> SandboxSettings | None:
@@ -253,23 +194,10 @@ def signalr_settings(settings: BridgeSettings) -> SignalRSettings:
 async def _reachable_engine(
     settings: BridgeSettings, clock: SystemClock
 ) -> AsyncIterator[DockerEngine]:
-    """The engine, once it answers: nothing is advertised before that (B-05)."""
+    """The engine, once it answers."""
     endpoint = resolve_endpoint(settings.docker_context, os.environ)
     async with DockerEngine.connect(endpoint) as engine:
-        backoff = Backoff()
-        while True:
-            try:
-                await engine.facts()
-                break
-            except (EngineUnreachable, EngineTimedOut) as error:
-                backoff = backoff.failed()
-                delay_ms = backoff.delay_ms(clock.jitter())
-                logger.error(
-                    "the Docker engine does not answer; waiting for it",
-                    error=str(error),
-                    retry_in_ms=delay_ms,
-                )
-                await clock.sleep_until_ms(clock.now_ms() + delay_ms)
+        await until_reachable(engine, clock)
         yield engine
 
 

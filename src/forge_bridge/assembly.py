@@ -1,0 +1,149 @@
+"""A bridge over its ports: everything of it that is neither a setting nor an edge.
+
+``forge_bridge.app`` hands in the edges; the simulation hands in a world of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+import anyio.abc
+import structlog
+
+from forge_bridge.flows import boot, disk
+from forge_bridge.flows.legacy import LegacyDispatches
+from forge_bridge.flows.offer import watch_reservations
+from forge_bridge.flows.reap import Reaper
+from forge_bridge.flows.replay import MessageStore, Replay
+from forge_bridge.flows.session import ConnectionFactory, Session
+from forge_bridge.flows.stop import stop as stop_in_order
+from forge_bridge.perform import FaultPoint, no_faults
+from forge_bridge.runner import Identity, Ledgers, Repositories, Runner, SandboxSettings
+from forge_bridge.settings import BridgeSettings
+from forge_core.admission import DiskPressure
+from forge_core.backoff import Backoff
+from forge_core.errors import EngineTimedOut, EngineUnreachable
+from forge_core.ports import Clock, Disk, Engine, GitStore, HostCommands
+from forge_core.wire.shapes import Capabilities
+
+logger = structlog.get_logger(__name__)
+
+
+class DispatchLedgers(Ledgers, boot.OldLedgers, Protocol):
+    """``attempts/``: what this life writes, and what an earlier one left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """All doors through which a bridge acts on the world."""
+
+    clock: Clock
+    engine: Engine
+    git: GitStore
+    host: HostCommands
+    disk: Disk
+    messages: MessageStore
+    ledgers: DispatchLedgers
+    repositories: Repositories
+    connections: ConnectionFactory
+
+
+@dataclass(slots=True)
+class BridgeService:
+    """One bridge with everything that it needs opened; see :func:`assemble`."""
+
+    runner: Runner
+    session: Session
+    _legacy: LegacyDispatches
+    _stop_ms: int
+
+    async def connect_once(self) -> None:
+        """One connection to the hub, until it ends.
+
+        :raises HubRefused: the hub did not let us in.
+        :raises HubUnavailable: there is no hub.
+        """
+        await self.session.connect_once()
+
+    async def run(self, stop: anyio.Event) -> None:
+        """Keep a connection until ``stop`` is set, then end what runs and deliver the rest."""
+        disconnect = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.session.run, disconnect)
+            await stop.wait()
+            logger.info("stopping")
+            await stop_in_order(self.runner, self._legacy, self._stop_ms)
+            disconnect.set()
+
+
+async def assemble(
+    settings: BridgeSettings,
+    identity: Identity,
+    ports: Ports,
+    sandbox: SandboxSettings | None,
+    capabilities: Capabilities,
+    tasks: anyio.abc.TaskGroup,
+    reach: FaultPoint = no_faults,
+) -> BridgeService:
+    """Clean up after the last life, and return a bridge that can connect.
+
+    :param tasks: owns everything that the bridge does.
+    :raises DiskUnusable: the state root cannot be read or written.
+    """
+    outbox = Replay(
+        ports.messages,
+        ports.clock,
+        runner_id=identity.runner_id,
+        runner_instance_id=identity.runner_instance_id,
+    )
+    await outbox.load()
+    runner = Runner(
+        identity=identity,
+        clock=ports.clock,
+        engine=ports.engine,
+        git=ports.git,
+        outbox=outbox,
+        ledgers=ports.ledgers,
+        repositories=ports.repositories,
+        tasks=tasks,
+        sandbox=sandbox,
+        capacity=settings.resource_capacity,
+        capabilities=capabilities,
+        disk=DiskPressure(
+            settings.disk_high_watermark_percent,
+            settings.disk_low_watermark_percent,
+            settings.minimum_workspace_bytes,
+        ),
+        host_execution_allowed=settings.allow_host_execution,
+        reach=reach,
+    )
+    await disk.look(runner, ports.disk)
+    reaper = Reaper(runner, ports.engine)
+    await boot.recover(runner, ports.engine, reaper, ports.ledgers)
+    legacy = LegacyDispatches(runner, ports.host)
+    session = Session(runner, ports.connections, outbox, legacy, reaper)
+    tasks.start_soon(watch_reservations, runner)
+    tasks.start_soon(disk.watch, runner, ports.disk)
+    tasks.start_soon(reaper.run_every_minute)
+    return BridgeService(runner, session, legacy, settings.stop_deadline_seconds * 1000)
+
+
+async def until_reachable(engine: Engine, clock: Clock) -> None:
+    """Return once the engine answers: nothing is advertised before that (B-05)."""
+    backoff = Backoff()
+    while True:
+        try:
+            await engine.facts()
+        except (EngineUnreachable, EngineTimedOut) as error:
+            backoff = backoff.failed()
+            delay_ms = backoff.delay_ms(clock.jitter())
+            logger.error(
+                "the Docker engine does not answer; waiting for it",
+                error=str(error),
+                retry_in_ms=delay_ms,
+            )
+            await clock.sleep_until_ms(clock.now_ms() + delay_ms)
+        else:
+            return
