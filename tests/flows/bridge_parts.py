@@ -22,7 +22,7 @@ from scripted_hub import TOKEN, ScriptedHub
 from engines import Engine
 from forge_bridge import app
 from forge_bridge.doctor import Preflight
-from forge_bridge.doctor.from_settings import capacity_of
+from forge_bridge.groups import first_error
 from forge_bridge.repositories import add_repository
 from forge_bridge.runner import Identity, Runner
 from forge_bridge.settings import BridgeSettings, default_bridge_service_config
@@ -84,6 +84,11 @@ class Bridge:
         return not admission.reservations and not any(
             getattr(admission.used, name) for name in admission.used.__slots__
         )
+
+    def is_running(self, attempt_id: str, fence: int = 1) -> bool:
+        """The dispatch goes on, and nothing has asked it to end."""
+        run = self.runner.attempts.get((attempt_id, fence))
+        return run is not None and run.state.phase == "running" and run.state.failure is None
 
     async def until_idle(self) -> None:
         """Wait for the capacity to be whole again."""
@@ -221,7 +226,7 @@ def capabilities_of(settings: BridgeSettings, runtimes: Iterable[Runtime]) -> Ca
         image_policy_enforced=False,
         signature_verification=False,
         tooling_image=settings.agent_tooling_image,
-        resource_capacity=capacity_of(settings),
+        resource_capacity=settings.resource_capacity,
     )
 
 
@@ -267,18 +272,20 @@ async def attended(
     logs: list[MutableMapping[str, Any]],
     *,
     online: bool = True,
+    run: bool = True,
 ) -> AsyncIterator[Bridge]:
     """Run the service until the block ends; then no secret may have gone anywhere."""
     stop, stopped = anyio.Event(), anyio.Event()
     bridge = Bridge(hub, service, settings.sandbox_state_root, commit, stop, stopped, logs)
 
-    async def run() -> None:
-        await service.run(stop)
+    async def keep_running() -> None:
+        if run:
+            await service.run(stop)
         stopped.set()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run)
-        if online:
+        tasks.start_soon(keep_running)
+        if online and run:
             await hub.online()
         yield bridge
         hub.answers.clear()
@@ -296,11 +303,12 @@ async def memory_bridge(
     *,
     clock: SystemClock | None = None,
     online: bool = True,
+    attend: bool = True,
     runtimes: Iterable[Runtime] = (Runtime.DOCKER,),
     **more: Any,
 ) -> AsyncIterator[Bridge]:
     """A hub, and a running bridge whose containers are coroutines."""
-    with structlog.testing.capture_logs() as logs:
+    with first_error(), structlog.testing.capture_logs() as logs:
         async with (
             (hub or ScriptedHub()).running() as listening,
             (engine or MemoryEngine()).running() as running,
@@ -309,7 +317,9 @@ async def memory_bridge(
             commit = prepared(settings)
             async with (
                 assembled(settings, running, clock=clock, runtimes=runtimes) as service,
-                attended(service, listening, settings, commit, logs, online=online) as bridge,
+                attended(
+                    service, listening, settings, commit, logs, online=online, run=attend
+                ) as bridge,
             ):
                 yield bridge
 
@@ -325,7 +335,7 @@ async def real_bridge(
     """A hub, and a running bridge on a real engine that is known to be fit."""
     endpoint = resolve_endpoint(None, {"DOCKER_HOST": engine.base_url})
     image = engine.tooling_image
-    with structlog.testing.capture_logs() as logs:
+    with first_error(), structlog.testing.capture_logs() as logs:
         async with (
             (hub or ScriptedHub()).running() as listening,
             DockerEngine.connect(endpoint) as door,

@@ -1,0 +1,150 @@
+"""Starts: one run for each reservation, none without one (B-04)."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bridge_parts import KEY, Bridge, memory_bridge
+from scripted_hub import renewal
+
+OTHER_KEY = bytes(32)
+
+
+def leased(key: bytes, **more: Any) -> dict[str, Any]:
+    return {"ttlMs": 60_000, "sequence": 0, "key": base64.b64encode(key).decode(), **more}
+
+
+async def refused_start(bridge: Bridge, **lies: Any) -> dict[str, Any]:
+    """The result of an accepted offer whose start says something else."""
+    offer = await bridge.accept()
+    bridge.hub.send("Start", {**bridge.start(offer), **lies})
+    return await bridge.hub.over(offer["attemptId"])
+
+
+@pytest.mark.requirement("B-04")
+async def test_a_start_without_a_reservation_runs_nothing(tmp_path: Path) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        offer = bridge.offer()
+        bridge.hub.send("Start", bridge.start(offer))
+        result = await bridge.hub.over(offer["attemptId"])
+        assert (result["outcome"], result["failureCode"]) == ("failed", "start_timeout")
+        assert result["cleanup"] == "complete"
+        elsewhere = bridge.start(bridge.offer(runnerInstanceId="another"))
+        bridge.hub.send("Start", elsewhere)
+        late = await bridge.accept(expiresInMs=1)
+        assert (await bridge.hub.over(late["attemptId"]))["failureCode"] == "start_timeout"
+        bridge.hub.send("Start", bridge.start(late))
+        await bridge.hub.over(await bridge.run("true"))
+        assert not bridge.hub.of("SubmitDispatchResult", attemptId=elsewhere["attemptId"])
+        assert len(bridge.hub.of("SubmitDispatchResult", attemptId=late["attemptId"])) == 1
+
+
+@pytest.mark.requirement("B-04", "B-70")
+async def test_a_second_start_changes_nothing_its_key_included(tmp_path: Path) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        hub = bridge.hub
+        offer = await bridge.accept()
+        attempt_id = offer["attemptId"]
+        start = bridge.start(offer, "wait")
+        hub.send("Start", start)
+        hub.send("Start", {**start, "lease": leased(OTHER_KEY), "agent": {**start["agent"]}})
+        hub.send("Start", {**start, "limits": "none"})
+        await hub.event(attempt_id, "agent.started")
+        run = bridge.runner.attempts[attempt_id, 1]
+        hub.send("LeaseUpdate", renewal(attempt_id, 1, 1, OTHER_KEY))
+        warning = await hub.event(attempt_id, "warning")
+        assert warning["payload"] == {"code": "lease_renewal_refused", "detail": "wrong_mac"}
+        hub.send("LeaseUpdate", renewal(attempt_id, 1, 1, KEY))
+        hub.send("Cancel", {"attemptId": attempt_id, "fence": 1})
+        await hub.over(attempt_id)
+        assert run.state.lease is not None
+        assert run.state.lease.sequence == 1
+        assert len(hub.of("SubmitDispatchEvent", type="agent.started")) == 1
+        assert [r["revision"] for r in hub.of("SubmitDispatchResult")] == [1, 2]
+
+
+@pytest.mark.requirement("B-04")
+async def test_a_start_that_comes_after_the_end_contradicts_nothing(tmp_path: Path) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        offer = await bridge.accept()
+        start = bridge.start(offer)
+        bridge.hub.send("Start", start)
+        await bridge.hub.over(offer["attemptId"])
+        await bridge.until_idle()
+        bridge.hub.send("Start", start)
+        bridge.hub.send("Offer", offer)
+        await bridge.hub.decision(offer, 2)
+        bridge.hub.send("Start", start)
+        await bridge.hub.over(await bridge.run("true"))
+        results = bridge.hub.of("SubmitDispatchResult", attemptId=offer["attemptId"])
+        assert [(r["revision"], r["outcome"]) for r in results] == [
+            (1, "succeeded"),
+            (2, "succeeded"),
+        ]
+
+
+@pytest.mark.requirement("B-04", "B-07")
+async def test_a_start_may_overtake_the_acknowledgement_of_its_decision(tmp_path: Path) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        hub = bridge.hub
+        hub.answers["SubmitOfferDecision"] = hub.never
+        offer = bridge.offer()
+        hub.send("Offer", offer)
+        hub.send("Start", bridge.start(offer))
+        result = await hub.over(offer["attemptId"])
+        assert result["outcome"] == "succeeded"
+
+
+@pytest.mark.requirement("B-04")
+async def test_a_malformed_start_ends_its_reservation_by_name(tmp_path: Path) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        result = await refused_start(bridge, branch="-rf")
+        assert (result["outcome"], result["failureCode"]) == ("failed", "internal_error")
+        assert "branch" in result["summary"]
+        secret = base64.b64encode(b"31 bytes are too few for a key.").decode()
+        bridge.secrets.add(secret)
+        result = await refused_start(bridge, lease=leased(KEY) | {"key": secret})
+        assert "lease.key" in result["summary"]
+        await bridge.until_idle()
+
+
+@pytest.mark.requirement("B-04", "B-20", "B-51")
+@pytest.mark.parametrize(
+    ("lies", "named"),
+    [
+        ({"trustDomainId": "another"}, "trustDomainId"),
+        ({"projectId": "another"}, "projectId"),
+        ({"network": {"policy": "open_public", "domains": []}}, "open_public"),
+        ({"services": [{"name": "redis"}]}, "redis"),
+        ({"publication": {"mode": "bridge_push", "handle": "h"}}, "bridge_push"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_start_that_departs_from_its_offer_runs_nothing(
+    tmp_path: Path, lies: dict[str, Any], named: str
+) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        result = await refused_start(bridge, **lies)
+        assert (result["outcome"], result["failureCode"]) == ("failed", "internal_error")
+        assert named in result["summary"]
+        assert not bridge.hub.of("SubmitDispatchEvent", type="inventory")
+
+
+@pytest.mark.requirement("B-04", "B-40")
+async def test_a_repository_that_is_not_registered_fails_by_name(tmp_path: Path) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        result = await refused_start(bridge, repository="../sample")
+        assert result["failureCode"] == "workspace_invalid"
+
+
+@pytest.mark.requirement("B-04")
+async def test_a_start_that_names_another_offer_waits_for_the_right_one(tmp_path: Path) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        offer = await bridge.accept()
+        bridge.hub.send("Start", {**bridge.start(offer), "offerId": "another"})
+        bridge.hub.send("Start", bridge.start(offer))
+        await bridge.hub.over(offer["attemptId"])
+        assert {r["outcome"] for r in bridge.hub.of("SubmitDispatchResult")} == {"succeeded"}
