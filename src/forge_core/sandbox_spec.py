@@ -31,6 +31,10 @@ but never changes the owner of the volume's own root: the archive brings this di
 CPU_PERIOD_US: Final = 100_000
 MIN_CPU_MILLIS: Final = 10
 MIN_MEMORY_BYTES: Final = 6 * 2**20
+NO_CORE_BYTES: Final = 1
+"""No core file fits into it.  0 would not do: where the host pipes cores to a program, the kernel
+ignores every limit but 1 (core(5), fs/coredump.c), and that program writes secrets to disk."""
+
 PRELOAD_FILE: Final = "/etc/ld.so.preload"
 """An image that has it is refused: the loader would run its libraries in every process."""
 
@@ -262,7 +266,7 @@ def _host_config(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
         "PidsLimit": spec.pids,
         "Ulimits": [
             {"Name": "nofile", "Soft": spec.nofile, "Hard": spec.nofile},
-            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "core", "Soft": NO_CORE_BYTES, "Hard": NO_CORE_BYTES},
         ],
         "IpcMode": "private",
         "CgroupnsMode": "private",
