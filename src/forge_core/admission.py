@@ -171,6 +171,15 @@ class Admission:
         if key not in self._reservations:
             self._hold(Reservation(key, "", resources, ReservationState.DEGRADED, 0))
 
+    def hold_orphaned(self, key: Key, capacity: ResourceCapacity) -> None:
+        """Something resists that no ledger accounts for: it may use all there is.
+
+        Its dispatch does not count as held here, so that the hub is told of its end.
+        """
+        if key not in self._reservations:
+            self._see_fence(*key)
+            self._add(Reservation(key, "", capacity.whole, ReservationState.DEGRADED, 0))
+
     def transition(self, key: Key, state: ReservationState) -> None:
         """Move a reservation on; moving it to the state that it has is a no-op."""
         self._reservations[key] = replace(self._reservations[key], state=state)
@@ -236,6 +245,9 @@ class Admission:
         attempt_id, fence = reservation.key
         fences = self._see_fence(attempt_id, fence)
         fences.held = max(fences.held, fence)
+        self._add(reservation)
+
+    def _add(self, reservation: Reservation) -> None:
         self._reservations[reservation.key] = reservation
         self.used += reservation.resources
 

@@ -137,7 +137,12 @@ class Engine(Protocol):
     async def remove_volume(self, name: str) -> None: ...
     async def create_network(self, name: str, request: Mapping[str, Any]) -> str: ...
     async def remove_network(self, network: str) -> None: ...
-    async def disconnect_network(self, network: str, container: str) -> None: ...
+
+    async def network_endpoints(self, network: str) -> Sequence[str]:
+        """The names of what is connected; :meth:`disconnect_network` takes them."""
+
+    async def disconnect_network(self, network: str, container: str) -> None:
+        """Take a container off a network by force, also one that is gone and left its endpoint."""
 
     async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
         """Every container (running or not), network and volume that carries all these labels.

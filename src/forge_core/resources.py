@@ -61,6 +61,18 @@ class ResourceCapacity:
     cpu_millis: Count | None = None
     disk_bytes: Count | None = None
 
+    @property
+    def whole(self) -> ResourceVector:
+        """Everything that has a ceiling: beside it nothing fits, since all requests take a slot."""
+        return ResourceVector(
+            self.slots,
+            self.builds or 0,
+            self.pids or 0,
+            self.memory_bytes or 0,
+            self.cpu_millis or 0,
+            self.disk_bytes or 0,
+        )
+
 
 COMPONENTS: Final[tuple[str, ...]] = tuple(field.name for field in fields(ResourceVector))
 

@@ -273,8 +273,22 @@ class DockerEngine:
         """:raises EngineConflict: it still has endpoints.  :raises EngineNotFound: it is gone."""
         await self._call(f"remove network {network}", lambda api: api.remove_network(network))
 
+    async def network_endpoints(self, network: str) -> Sequence[str]:
+        """The names under which containers, also ones that are gone, are connected.
+
+        :raises EngineNotFound: no such network.
+        """
+        found = await self._call(
+            f"inspect network {network}", lambda api: api.inspect_network(network)
+        )
+        endpoints = (found.get("Containers") or {}).values()
+        return sorted({str(endpoint["Name"]) for endpoint in endpoints})
+
     async def disconnect_network(self, network: str, container: str) -> None:
-        """Take a container off a network, running or not."""
+        """Take a container off a network, running or not.
+
+        A name whose container is gone takes its stale endpoint off (Engine API, ``Force``).
+        """
         await self._call(
             f"disconnect container {short(container)} from network {network}",
             lambda api: api.disconnect_container_from_network(container, network, force=True),

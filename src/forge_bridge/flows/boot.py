@@ -12,17 +12,19 @@ from typing import Protocol
 import structlog
 
 from forge_bridge.attempt_run import AttemptRun
-from forge_bridge.flows.reap import Reaper
+from forge_bridge.flows.reap import Reaped, Reaper
 from forge_bridge.flows.teardown import tear_down
 from forge_bridge.runner import Runner
-from forge_core.attempt import Attempt, Phase
+from forge_core.attempt import Phase
 from forge_core.attempt_events import EndRequested, StagesEnded
+from forge_core.backoff import Backoff
 from forge_core.errors import RefusedError
 from forge_core.ledger import LedgerContents
 from forge_core.ports import Engine, Ledger
 from forge_core.ready import Record, RecordKind, messages_of
 from forge_core.recovery import restore
 from forge_core.wire.codes import CleanupTrigger, FailureCode
+from forge_core.wire.shapes import RemovedResource
 
 logger = structlog.get_logger(__name__)
 
@@ -47,18 +49,36 @@ class OldLedgers(Protocol):
 
 
 async def recover(runner: Runner, engine: Engine, reaper: Reaper, ledgers: OldLedgers) -> None:
-    """End every old dispatch, remove its resources, and report both.
+    """End every old dispatch, remove all that is left of old instances, and report both.
+
+    Returns only once the engine has listed what there is: before that, no capacity is ours to
+    advertise.
 
     :raises DiskUnusable: the state root cannot be written; the bridge must not start.
     """
+    await end_old_dispatches(runner, engine, ledgers, CleanupTrigger.STARTUP)
+    clock, backoff = runner.clock, Backoff()
+    while (await reaper.remove_orphans(CleanupTrigger.STARTUP)).unlisted is not None:
+        backoff = backoff.failed()
+        await clock.sleep_until_ms(clock.now_ms() + backoff.delay_ms(clock.jitter()))
+
+
+async def end_old_dispatches(
+    runner: Runner, engine: Engine, ledgers: OldLedgers, trigger: CleanupTrigger
+) -> tuple[Reaped, ...]:
+    """End what the ledgers of earlier instances tell of; what resists is held as degraded.
+
+    :raises DiskUnusable: the state root cannot be written.
+    """
+    reaped: list[Reaped] = []
     for old in await ledgers.read_all():
         key = (old.attempt_id, old.fence)
         try:
-            records = _believed(old.contents)
+            records = believed(old.contents)
             attempt, resources = restore(records)
             ledger = await ledgers.reopen(*key)
         except RefusedError as error:
-            # Its dispatch counts as unknown: the pass below removes whatever carries its labels.
+            # Its dispatch counts as unknown: a pass removes whatever carries its labels.
             logger.error("a ledger is suspect and was set aside", dispatch=key, why=str(error))
             await ledgers.mark_suspect(*key)
             continue
@@ -66,11 +86,13 @@ async def recover(runner: Runner, engine: Engine, reaper: Reaper, ledgers: OldLe
         run = AttemptRun(runner, attempt, ledger)
         run.records.extend(records)
         runner.attempts[attempt.key] = run
-        await _finish(runner, run, engine)
-    await reaper.run_pass(CleanupTrigger.STARTUP)
+        removed = await _finish(run, engine, trigger)
+        reaped += [Reaped(attempt.owner, resource) for resource in removed]
+    return tuple(reaped)
 
 
-def _believed(contents: LedgerContents) -> tuple[Record, ...]:
+def believed(contents: LedgerContents) -> tuple[Record, ...]:
+    """The records of a ledger; raises RefusedError ``ledger_suspect``."""
     if contents.suspect is not None:
         raise RefusedError(contents.suspect, code="ledger_suspect")
     try:
@@ -79,17 +101,18 @@ def _believed(contents: LedgerContents) -> tuple[Record, ...]:
         raise RefusedError(f"a record of unknown kind: {error}", code="ledger_suspect") from error
 
 
-async def _finish(runner: Runner, run: AttemptRun, engine: Engine) -> None:
+async def _finish(
+    run: AttemptRun, engine: Engine, trigger: CleanupTrigger
+) -> tuple[RemovedResource, ...]:
     for message in messages_of(run.records):
         await run.put(message)
-    attempt: Attempt = run.state
     detail = "the bridge stopped while it ran"
-    if attempt.phase is Phase.RESERVED:
+    if run.state.phase is Phase.RESERVED:
         await run.feed(EndRequested(FailureCode.BRIDGE_STOPPED, detail))
-        return
-    if attempt.phase is Phase.ENDED:
+        return ()
+    if run.state.phase is Phase.ENDED:
         await run.retire()
-        return
-    if attempt.phase is Phase.RUNNING:
+        return ()
+    if run.state.phase is Phase.RUNNING:
         await run.feed(StagesEnded(FailureCode.BRIDGE_STOPPED, detail))
-    await tear_down(run, engine, CleanupTrigger.STARTUP)
+    return await tear_down(run, engine, trigger)

@@ -11,15 +11,15 @@ from typing import Final
 import anyio
 import structlog
 
-from forge_bridge.flows.teardown import remove, tear_down
+from forge_bridge.flows.teardown import remove_all, tear_down
 from forge_bridge.runner import Runner
+from forge_core.admission import Key
 from forge_core.attempt import Phase
 from forge_core.errors import DiskUnusable, ForgeError
 from forge_core.labels import ROLE, Owner, runner_filter
 from forge_core.ports import Engine, EngineResource
-from forge_core.ready import Message
+from forge_core.ready import Message, Record, RecordKind
 from forge_core.reap import Claim, claim_of
-from forge_core.teardown import REMOVAL_ORDER, Removal
 from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ReservationState
 from forge_core.wire.from_bridge import SubmitCleanupReport, SubmitReapOutcome
 from forge_core.wire.from_hub import Reap
@@ -31,30 +31,45 @@ PASS_INTERVAL_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
+class Reaped:
+    """One resource that a pass went for, and whose it was."""
+
+    owner: Owner
+    resource: RemovedResource
+
+
+@dataclass(frozen=True, slots=True)
 class PassOutcome:
-    """What one pass did."""
+    """What one pass did.
 
-    removed: int = 0
-    absent: int = 0
-    failed: int = 0
+    :ivar unlisted: why the engine gave no list, so that more may be there; None: it gave one.
+    """
 
-    def count(self, resources: tuple[RemovedResource, ...]) -> PassOutcome:
-        """With these resources added."""
-        outcomes = [resource.outcome for resource in resources]
-        return PassOutcome(
-            self.removed + outcomes.count(RemovalOutcome.REMOVED),
-            self.absent + outcomes.count(RemovalOutcome.ABSENT),
-            self.failed + outcomes.count(RemovalOutcome.FAILED),
-        )
+    reaped: tuple[Reaped, ...] = ()
+    unlisted: str | None = None
+
+    def count(self, outcome: RemovalOutcome) -> int:
+        """How many resources came out like this."""
+        return sum(1 for one in self.reaped if one.resource.outcome is outcome)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is left of what had to go."""
+        return self.unlisted is None and self.count(RemovalOutcome.FAILED) == 0
 
 
 class Reaper:
-    """Runs passes, one at a time."""
+    """Runs passes, one at a time.
+
+    What resists although no ledger says what it may use holds the whole capacity, under the
+    dispatch that its labels name, until a pass observes that it is gone (B-86).
+    """
 
     def __init__(self, runner: Runner, engine: Engine) -> None:
         self._runner = runner
         self._engine = engine
         self._one_at_a_time = anyio.Lock()
+        self._resisting: dict[Owner, frozenset[tuple[str, RemovalOutcome]]] = {}
 
     async def run_every_minute(self) -> None:
         """For as long as the bridge runs."""
@@ -63,40 +78,53 @@ class Reaper:
             await clock.sleep_until_ms(clock.now_ms() + PASS_INTERVAL_MS)
             await self.run_pass(CleanupTrigger.PERIODIC)
 
-    async def run_pass(
-        self, trigger: CleanupTrigger, only: tuple[str, int] | None = None
-    ) -> PassOutcome:
+    async def run_pass(self, trigger: CleanupTrigger, only: Key | None = None) -> PassOutcome:
         """Remove what has ended and what an earlier instance left; leave everything else.
 
         :param only: restrict the pass to one dispatch.
         """
         async with self._one_at_a_time:
-            outcome = await self._finish_degraded(trigger, only)
-            try:
-                listed = await self._engine.list_resources(
-                    runner_filter(self._runner.identity.runner_id)
-                )
-            except ForgeError as error:
-                # Nothing is ever removed on the strength of a list that could not be had.
-                logger.warning("a pass could not list the runner's resources", error=str(error))
-                return outcome
-            for owner, resources in self._removable(listed).items():
-                if only is None or only == (owner.attempt_id, owner.fence):
-                    removed = await self._remove_all(owner, resources, trigger)
-                    outcome = outcome.count(removed)
-            return outcome
+            reaped = await self._finish_degraded(trigger, only)
+            orphans = await self._remove_orphans(trigger, only)
+            return PassOutcome((*reaped, *orphans.reaped), orphans.unlisted)
+
+    async def remove_orphans(self, trigger: CleanupTrigger) -> PassOutcome:
+        """A pass over what belongs to no dispatch that this instance holds."""
+        async with self._one_at_a_time:
+            return await self._remove_orphans(trigger, None)
 
     async def _finish_degraded(
-        self, trigger: CleanupTrigger, only: tuple[str, int] | None
-    ) -> PassOutcome:
-        outcome = PassOutcome()
+        self, trigger: CleanupTrigger, only: Key | None
+    ) -> tuple[Reaped, ...]:
+        reaped: list[Reaped] = []
         runs = [r for r in self._runner.attempts.values() if r.state.phase is Phase.DEGRADED]
         for run in runs:
             if only is None or only == run.state.key:
-                outcome = outcome.count(await tear_down(run, self._engine, trigger))
-        return outcome
+                removed = await tear_down(run, self._engine, trigger)
+                reaped += [Reaped(run.state.owner, resource) for resource in removed]
+        return tuple(reaped)
 
-    def _removable(self, listed: Sequence[EngineResource]) -> dict[Owner, list[EngineResource]]:
+    async def _remove_orphans(self, trigger: CleanupTrigger, only: Key | None) -> PassOutcome:
+        try:
+            listed = await self._engine.list_resources(
+                runner_filter(self._runner.identity.runner_id)
+            )
+        except ForgeError as error:
+            # Nothing is ever removed on the strength of a list that could not be had.
+            logger.warning("a pass could not list the runner's resources", error=str(error))
+            return PassOutcome(unlisted=str(error))
+        orphans = self._orphans(listed)
+        for owner in self._resisting.keys() - orphans.keys():
+            self._free(owner)
+        reaped: list[Reaped] = []
+        for owner, resources in orphans.items():
+            if only is None or only == (owner.attempt_id, owner.fence):
+                removed = await remove_all(self._engine, owner, map(_as_fact, resources))
+                await self._settle(owner, removed, trigger)
+                reaped += [Reaped(owner, resource) for resource in removed]
+        return PassOutcome(tuple(reaped))
+
+    def _orphans(self, listed: Sequence[EngineResource]) -> dict[Owner, list[EngineResource]]:
         runner = self._runner
         found: dict[Owner, list[EngineResource]] = defaultdict(list)
         for resource in listed:
@@ -112,28 +140,40 @@ class Reaper:
                     kind=resource.kind,
                     name=resource.name,
                 )
-            key = (owner.attempt_id, owner.fence) if owner is not None else None
             if owner is not None and claim in (Claim.ENDED, Claim.OLD_INSTANCE):
-                held = runner.attempts.get(key) if key is not None else None
+                held = runner.attempts.get((owner.attempt_id, owner.fence))
                 if held is None or held.state.owner != owner:
                     found[owner].append(resource)
         return found
 
-    async def _remove_all(
-        self, owner: Owner, resources: list[EngineResource], trigger: CleanupTrigger
-    ) -> tuple[RemovedResource, ...]:
-        ordered = sorted(resources, key=lambda r: (REMOVAL_ORDER.index(r.kind), r.name))
-        removed = tuple(
-            [
-                await remove(self._engine, Removal(r.kind, r.id, r.name, r.labels[ROLE]))
-                for r in ordered
-            ]
-        )
-        try:
-            await self._runner.outbox.put(self._report(owner, removed, trigger))
-        except DiskUnusable as error:
-            logger.error("cannot store a cleanup report", error=str(error))
-        return removed
+    async def _settle(
+        self, owner: Owner, removed: tuple[RemovedResource, ...], trigger: CleanupTrigger
+    ) -> None:
+        """Report what is news, and hold the capacity, or give it back."""
+        observed = frozenset((r.id, r.outcome) for r in removed)
+        # A pass that finds the same things resisting has no news: the outbox must not grow with it.
+        if observed != self._resisting.get(owner):
+            try:
+                await self._runner.outbox.put(self._report(owner, removed, trigger))
+            except DiskUnusable as error:
+                logger.error("cannot store a cleanup report", error=str(error))
+        if any(r.outcome is RemovalOutcome.FAILED for r in removed):
+            self._resisting[owner] = observed
+            key = (owner.attempt_id, owner.fence)
+            self._runner.admission.hold_orphaned(key, self._runner.capacity)
+            self._runner.notify()
+        else:
+            self._free(owner)
+
+    def _free(self, owner: Owner) -> None:
+        """Observed gone; a ledger's own reservation of the same dispatch stays."""
+        if self._resisting.pop(owner, None) is None:
+            return
+        key = (owner.attempt_id, owner.fence)
+        others = any((o.attempt_id, o.fence) == key for o in self._resisting)
+        if key not in self._runner.attempts and not others:
+            self._runner.admission.free(key)
+            self._runner.notify()
 
     def _report(
         self, owner: Owner, removed: tuple[RemovedResource, ...], trigger: CleanupTrigger
@@ -156,6 +196,19 @@ class Reaper:
         return Message(report.report_id, "SubmitCleanupReport", report.to_wire())
 
 
+def _as_fact(resource: EngineResource) -> Record:
+    """What a ledger would say of it."""
+    return Record(
+        RecordKind.FACT,
+        {
+            "kind": resource.kind,
+            "id": resource.id,
+            "name": resource.name,
+            "role": resource.labels[ROLE],
+        },
+    )
+
+
 async def handle_reap(runner: Runner, reaper: Reaper | None, reap: Reap) -> None:
     """The scoped Reap action of Profile Settings; its outcome is durable (B-88)."""
     if reaper is None or reap.runner_id != runner.identity.runner_id:
@@ -167,9 +220,9 @@ async def handle_reap(runner: Runner, reaper: Reaper | None, reap: Reap) -> None
     answer = SubmitReapOutcome(
         request_id=reap.request_id,
         runner_instance_id=runner.identity.runner_instance_id,
-        removed=outcome.removed,
-        absent=outcome.absent,
-        failed=outcome.failed,
+        removed=outcome.count(RemovalOutcome.REMOVED),
+        absent=outcome.count(RemovalOutcome.ABSENT),
+        failed=outcome.count(RemovalOutcome.FAILED),
         degraded_reservation_count=runner.admission.count(ReservationState.DEGRADED),
     )
     message = Message(f"{reap.request_id}.reap", "SubmitReapOutcome", answer.to_wire())

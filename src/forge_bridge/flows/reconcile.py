@@ -65,12 +65,14 @@ async def reconcile(
 def _is_unknown(runner: Runner, entry: SnapshotAttempt) -> bool:
     """Never held here, and no result of it waits in the outbox.
 
-    What this instance has held has ended with a result, which nothing may contradict.  An entry
-    that is only offered is not settled here: its offer may be on its way to us.
+    What this instance has held has ended with a result, which nothing may contradict.  Of what
+    still resists, nothing is said: its cleanup is not complete.  An entry that is only offered
+    is not settled here: its offer may be on its way to us.
     """
     key = (entry.attempt_id, entry.fence)
     return (
         entry.state is not SnapshotState.OFFERED
+        and key not in runner.admission.reservations
         and not runner.admission.was_held(key)
         and not runner.outbox.holds_result(*key)
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import structlog
 
 from forge_bridge.attempt_run import AttemptRun
 from forge_core.attempt_events import ResourcesRemoved
-from forge_core.errors import DiskUnusable, EngineNotFound, ForgeError
-from forge_core.labels import attempt_filter
+from forge_core.errors import DiskUnusable, EngineConflict, EngineNotFound, ForgeError
+from forge_core.labels import Owner, attempt_filter
 from forge_core.ports import Engine, EngineResource
+from forge_core.ready import Record
 from forge_core.teardown import Removal, removal_plan
 from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ResourceKind
 from forge_core.wire.shapes import RemovedResource
@@ -23,10 +26,28 @@ async def tear_down(
     run: AttemptRun, engine: Engine, trigger: CleanupTrigger
 ) -> tuple[RemovedResource, ...]:
     """Remove what the ledger and the engine's list name; free the capacity once nothing is left."""
+    removed = await remove_all(engine, run.state.owner, run.records)
+    try:
+        await run.feed(ResourcesRemoved(trigger, removed))
+    except DiskUnusable as error:
+        # The capacity stays taken; the next pass finds nothing left and tries to say so again.
+        run.log.error("cannot record the cleanup", error=str(error))
+    return removed
+
+
+async def remove_all(
+    engine: Engine, owner: Owner, records: Iterable[Record] = ()
+) -> tuple[RemovedResource, ...]:
+    """Remove everything of one dispatch, and look until the engine lists nothing of it.
+
+    Nothing failed: all of it was observed gone.
+
+    :param records: its ledger, where there is one.
+    """
     removed: dict[tuple[ResourceKind, str], RemovedResource] = {}
     for round_number in range(ROUNDS):
-        listed, unlisted = await _list(run, engine)
-        plan = removal_plan(run.records if round_number == 0 else (), listed)
+        listed, unlisted = await _list(engine, owner)
+        plan = removal_plan(records if round_number == 0 else (), listed)
         for removal in plan:
             removed[removal.kind, removal.id] = await remove(engine, removal)
         if unlisted is not None:
@@ -34,11 +55,6 @@ async def tear_down(
         resists = any(r.outcome is RemovalOutcome.FAILED for r in removed.values())
         if resists or not plan:
             break
-    try:
-        await run.feed(ResourcesRemoved(trigger, tuple(removed.values())))
-    except DiskUnusable as error:
-        # The capacity stays taken; the next pass finds nothing left and tries to say so again.
-        run.log.error("cannot record the cleanup", error=str(error))
     return tuple(removed.values())
 
 
@@ -50,7 +66,7 @@ async def remove(engine: Engine, removal: Removal) -> RemovedResource:
             case ResourceKind.CONTAINER:
                 await engine.remove_container(removal.id)
             case ResourceKind.NETWORK:
-                await engine.remove_network(removal.id)
+                await _remove_network(engine, removal)
             case ResourceKind.VOLUME:
                 await engine.remove_volume(removal.id)
     except EngineNotFound:
@@ -68,15 +84,34 @@ async def remove(engine: Engine, removal: Removal) -> RemovedResource:
     )
 
 
+async def _remove_network(engine: Engine, network: Removal) -> None:
+    """The network is ours, so whatever still hangs on it, an endpoint left by a crash too, goes."""
+    try:
+        await engine.remove_network(network.id)
+    except EngineConflict:
+        for endpoint in await engine.network_endpoints(network.id):
+            logger.warning("disconnecting an endpoint", network=network.name, endpoint=endpoint)
+            try:
+                await engine.disconnect_network(network.id, endpoint)
+            except EngineNotFound:
+                continue
+        await engine.remove_network(network.id)
+
+
 def _unobserved(resource: RemovedResource, why: str) -> RemovedResource:
     """Without the engine's list nothing is known to be gone, so the capacity stays taken."""
     detail = f"its absence was not observed: {why}"[:2000]
     return resource.model_copy(update={"outcome": RemovalOutcome.FAILED, "detail": detail})
 
 
-async def _list(run: AttemptRun, engine: Engine) -> tuple[tuple[EngineResource, ...], str | None]:
+async def _list(engine: Engine, owner: Owner) -> tuple[tuple[EngineResource, ...], str | None]:
     try:
-        return tuple(await engine.list_resources(attempt_filter(run.state.owner))), None
+        return tuple(await engine.list_resources(attempt_filter(owner))), None
     except ForgeError as error:
-        run.log.warning("cannot list the resources of the attempt", error=str(error))
+        logger.warning(
+            "cannot list the resources of the attempt",
+            attempt_id=owner.attempt_id,
+            fence=owner.fence,
+            error=str(error),
+        )
         return (), str(error)
