@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from hypothesis import strategies as st
+from pysignalr.messages import InvocationMessage
 
 from forge_core import lease as leases
 from forge_core.attempt import Attempt, Now, step
 from forge_core.attempt_events import EndRequested, Event, StagesEnded, Started
 from forge_core.labels import Owner
-from forge_core.ready import Ready, Record
+from forge_core.ready import Message, Ready, Record
 from forge_core.resources import ResourceVector
+from forge_core.wire.base import parse
 from forge_core.wire.codes import FailureCode, RemovalOutcome, ResourceKind
+from forge_core.wire.from_bridge import HUB_METHODS, SubmitCleanupReport
 from forge_core.wire.from_hub import LeaseUpdate
 from forge_core.wire.lease_mac import lease_message, sign_lease
+from forge_core.wire.limits import MAX_MESSAGE_BYTES, measured_size_bytes, split_cleanup_report
 from forge_core.wire.shapes import RemovedResource
+from forge_edges import signalr_codec
 
 KEY = bytes(range(32))
 OWNER = Owner("runner-1", "instance-1", "a" * 128, 2**63 - 1, "project-1", "domain-1")
@@ -91,6 +97,21 @@ def run(attempt: Attempt, *events: Event, at_ms: int = 0) -> tuple[Attempt, list
         attempt, ready = step(attempt, event, now_at(at_ms))
         all_ready.append(ready)
     return attempt, all_ready
+
+
+def require_sendable(message: Message) -> None:
+    """It parses at the hub, fits, and the encoder takes it."""
+    request = HUB_METHODS[message.method].request
+    payload: Any = message.payload
+    assert parse(request, payload, what=message.method).to_wire() == payload
+    parts = [payload]
+    if message.method == "SubmitCleanupReport":
+        report = SubmitCleanupReport.model_validate(payload)
+        parts = [part.to_wire() for part in split_cleanup_report(report)]
+    for part in parts:
+        assert measured_size_bytes(part) <= MAX_MESSAGE_BYTES
+        record = signalr_codec.encode(InvocationMessage("1234567890", message.method, [part]))
+        assert len(record) <= measured_size_bytes(part)
 
 
 STOPPED = EndRequested(FailureCode.BRIDGE_STOPPED, "the bridge stopped while it ran")

@@ -157,6 +157,8 @@ def test_a_warning_always_fits(code: str, detail: str) -> None:
 
 
 @given(st.lists(names, max_size=200))
+@example(["\x01" * 256] * 100)
+@example(["x"] * 1_024)
 def test_the_names_of_secrets_are_split_and_none_is_lost(secrets: list[str]) -> None:
     parts = fitting_payloads(SecretsRedeemed(names=tuple(secrets)))
     told: list[str] = []

@@ -300,6 +300,18 @@ def test_a_key_that_should_not_be_there_is_not_told() -> None:
         assert len(str(refused)) < 300
 
 
+def test_a_long_path_is_cut() -> None:
+    refused = refusal("SecretGrantAck", {"accepted": True, "secrets": {"x" * 256: 1}})
+    assert refused is not None
+    assert refused.field == ("secrets." + "x" * 256)[:MAX_FIELD_PATH]
+
+
+def test_an_error_of_our_own_construction_does_not_tell_the_value() -> None:
+    with pytest.raises(ValueError, match="key") as refused:
+        LeaseGrant(ttl_ms=1, sequence=1, key=SECRET)
+    assert SECRET.strip() not in str(refused.value)
+
+
 def secret_messages() -> list[WireModel]:
     start, dispatch = full("Start"), full("Dispatch")
     start["agent"] |= {"env": {"TOKEN": SECRET}, "prompt": SECRET}
