@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 import anyio
@@ -24,7 +24,7 @@ from forge_core.attempt_events import (
     TearDown,
     Tick,
 )
-from forge_core.errors import DiskUnusable
+from forge_core.errors import DiskUnusable, RefusedError
 from forge_core.ports import Ledger
 from forge_core.ready import Action, Message, Ready, Record
 from forge_core.redaction import Masker
@@ -34,7 +34,7 @@ from forge_core.wire.from_hub import LeaseUpdate
 
 logger = structlog.get_logger(__name__)
 
-SendRenewal = Callable[[LeaseUpdate], Awaitable[None]]
+HandOnRenewal = Callable[[LeaseUpdate], None]
 
 OWED_RETRY_MS: Final = 5_000
 
@@ -47,7 +47,7 @@ class AttemptRun:
         self.state = attempt
         self.masker = Masker(())
         self.stages = anyio.CancelScope()
-        self.forward_renewal: SendRenewal | None = None
+        self.forward_renewal: HandOnRenewal | None = None
         self.records: list[Record] = []
         self.log = logger.bind(attempt_id=attempt.owner.attempt_id, fence=attempt.owner.fence)
         self._ledger = ledger
@@ -131,12 +131,16 @@ class AttemptRun:
         await self._forget()
 
     async def _pay(self) -> None:
-        try:
-            while self._owed:
+        while self._owed:
+            try:
                 await self.runner.outbox.put(self._owed[0])
-                self._owed.popleft()
-        except DiskUnusable as error:
-            self.log.error("cannot enqueue a message; it stays in the ledger", error=str(error))
+            except DiskUnusable as error:
+                self.log.error("cannot enqueue a message; it stays in the ledger", error=str(error))
+                return
+            except RefusedError as error:
+                # A bug, and no reason to hold up whatever follows: a teardown, perhaps.
+                self.log.error("cannot send a message at all", error=str(error))
+            self._owed.popleft()
 
     async def _forget(self) -> None:
         try:
@@ -167,7 +171,7 @@ class AttemptRun:
                 self.stages.cancel()
             case ForwardRenewal(update):
                 if self.forward_renewal is not None:
-                    await self.forward_renewal(update)
+                    self.forward_renewal(update)
             case TearDown():
                 runner.admission.transition(key, ReservationState.RELEASING)
                 runner.notify()

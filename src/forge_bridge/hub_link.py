@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import anyio
+
 from forge_core.errors import HubUnavailable
 from forge_core.ports import BridgeConnection
 from forge_core.wire.base import WireModel, parse
@@ -18,6 +20,7 @@ class HubLink:
 
     def __init__(self) -> None:
         self._connection: BridgeConnection | None = None
+        self._online = anyio.Event()
 
     @property
     def is_online(self) -> bool:
@@ -27,11 +30,17 @@ class HubLink:
     def online(self, connection: BridgeConnection) -> None:
         """This connection is registered from now on."""
         self._connection = connection
+        self._online.set()
 
     def offline(self, connection: BridgeConnection) -> None:
         """This connection has ended; a later one may already have taken over."""
         if self._connection is connection:
             self._connection = None
+            self._online = anyio.Event()
+
+    async def wait_online(self) -> None:
+        """Return once a registered connection is there."""
+        await self._online.wait()
 
     async def call(
         self, request: WireModel, answer: type[AckModel], *, timeout_ms: int | None = None

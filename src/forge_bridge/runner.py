@@ -10,6 +10,7 @@ import anyio.abc
 
 from forge_bridge.hub_link import HubLink
 from forge_bridge.perform import FaultPoint, no_faults
+from forge_bridge.status import Side
 from forge_core.admission import Admission, DiskPressure, Key, RunnerFacts
 from forge_core.attempt import Now
 from forge_core.labels import Owner
@@ -62,6 +63,7 @@ class SandboxSettings:
     idle_ms: int = 1_800_000
     kill_grace_ms: int = 5_000
     supervisor_ready_ms: int = 60_000
+    exit_ms: int = 10_000
     output_ms: int = 600_000
     max_workspace_bytes: int = 8 * 2**30
 
@@ -104,6 +106,7 @@ class Runner:
     admission: Admission = field(default_factory=Admission)
     attempts: dict[Key, AttemptRun] = field(default_factory=dict)
     hub_settings: RunnerSettings = UNTOLD_SETTINGS
+    host_drained: bool = False
     stopping: bool = False
     disk_usage: DiskUsage = UNSEEN_DISK
     changed: anyio.Event = field(default_factory=anyio.Event)
@@ -117,7 +120,13 @@ class Runner:
         """What the heartbeat says of the runner as a whole."""
         if self.stopping:
             return RunnerState.STOPPING
-        return RunnerState.DRAINING if self.hub_settings.draining else RunnerState.ONLINE
+        return RunnerState.DRAINING if self.drained_by else RunnerState.ONLINE
+
+    @property
+    def drained_by(self) -> tuple[Side, ...]:
+        """Who wants no new work to be taken here; one is enough (B-87)."""
+        sides = ((Side.HOST, self.host_drained), (Side.HUB, self.hub_settings.draining))
+        return tuple(side for side, drains in sides if drains)
 
     @property
     def disk_state(self) -> DiskState:
@@ -141,7 +150,7 @@ class Runner:
             services=frozenset(advertised.services),
             publication_modes=frozenset(advertised.publication_modes),
             host_execution_allowed=self.host_execution_allowed,
-            draining=self.hub_settings.draining,
+            draining=bool(self.drained_by),
             stopping=self.stopping,
             disk_pressure=self.disk.latched or self.outbox.is_full,
         )

@@ -17,6 +17,8 @@ from forge_core.wire.shapes import HeartbeatAttempt
 
 logger = structlog.get_logger(__name__)
 
+MIN_ANSWER_MS: Final = 5_000
+MAX_ANSWER_MS: Final = 30_000
 CHANGE_DELAY_MS: Final = 200
 """A change is told this soon, and a burst of changes once."""
 
@@ -24,12 +26,15 @@ CHANGE_DELAY_MS: Final = 200
 async def beat(runner: Runner, interval_ms: int) -> None:
     """Send heartbeats for the lifetime of one connection."""
     clock, sequence = runner.clock, 0
+    # An answer that does not come must not cost the next heartbeat.
+    timeout_ms = max(MIN_ANSWER_MS, min(interval_ms, MAX_ANSWER_MS))
     while True:
         changed = runner.changed
         sequence += 1
         sent_at_ms = clock.now_ms()
         try:
-            answer = await runner.hub.call(heartbeat(runner, sequence), HeartbeatAck)
+            request = heartbeat(runner, sequence)
+            answer = await runner.hub.call(request, HeartbeatAck, timeout_ms=timeout_ms)
             apply_settings(runner, answer.settings)
         except ForgeError as error:
             logger.warning("cannot deliver a heartbeat", error=str(error))

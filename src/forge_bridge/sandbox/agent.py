@@ -17,7 +17,7 @@ from forge_bridge.log_stream import LogStream
 from forge_bridge.sandbox.stage import StageContext, StageFailed
 from forge_bridge.sandbox.workspace import fill_workspace
 from forge_core.attempt_events import AgentEnded, AgentStarted, EndRequested, OutputSeen
-from forge_core.errors import EngineNotFound, ForgeError
+from forge_core.errors import EngineNotFound, EngineTimedOut, EngineUnreachable, ForgeError
 from forge_core.lease import Deadline
 from forge_core.ports import Attachment
 from forge_core.sandbox_spec import WORKSPACE
@@ -38,7 +38,6 @@ from forge_core.supervisor_frames import (
 from forge_core.wire.codes import FailureCode, OutputStream
 from forge_core.wire.from_hub import LeaseUpdate
 
-EXIT_WAIT_MS: Final = 10_000
 CLAIM_TOLERANCE_MS: Final = 5_000
 """How much earlier than the host's own deadline PID 1 may say that it has passed."""
 
@@ -74,6 +73,10 @@ class _Conversation:
         self._ended: ProcessEnded | None = None
         self._claimed: Deadline | None = None
         self._ready = False
+        self._started = anyio.Event()
+        self._renewal: LeaseUpdate | None = None
+        self._renewed = anyio.Event()
+        self._refused_frames = 0
         self._output_bytes = 0
         self._stderr_tail = bytearray()
 
@@ -93,7 +96,9 @@ class _Conversation:
                 if not self._ready:
                     raise self._lost(f"it did not say that it is ready within {ready_ms} ms")
             await self._context.enter_agent()
+            tasks.start_soon(self._require_start, ready_ms)
             await self._give_orders(stream)
+            tasks.start_soon(self._hand_on_renewals, stream)
             while (piece := await stream.receive()) is not None:
                 await self._take(piece)
             self._logs.end()
@@ -146,15 +151,20 @@ class _Conversation:
             await self._take(piece)
 
     async def _give_orders(self, stream: Attachment) -> None:
-        context = self._context
+        # From here on renewals are handed on; one that came before is in the orders.
+        self._context.run.forward_renewal = self._take_renewal
+        try:
+            await self._send(stream, encode(self._orders()))
+        except EngineUnreachable as error:
+            # PID 1 is gone, or the engine: which of them is seen when its end is looked at.
+            self._context.run.log.info("cannot give PID 1 its orders", error=str(error))
 
-        async def forward(update: LeaseUpdate) -> None:
-            context.runner.tasks.start_soon(self._forward, stream, lease_frame(update))
-
-        async with self._sending:
-            # From here on a renewal waits behind the orders; one that came before is in them.
-            context.run.forward_renewal = forward
-            await stream.send(encode(self._orders()))
+    async def _require_start(self, within_ms: int) -> None:
+        """The hard wall counts from the agent's start, so PID 1 must not keep that to itself."""
+        with anyio.move_on_after(within_ms / 1000):
+            await self._started.wait()
+            return
+        raise self._lost(f"it did not start the agent within {within_ms} ms")
 
     def _orders(self) -> dict[str, object]:
         context, start = self._context, self._context.start
@@ -191,12 +201,21 @@ class _Conversation:
             environment["FORGE_PROMPT"] = start.agent.prompt
         return environment
 
-    async def _forward(self, stream: Attachment, frame: bytes) -> None:
-        with anyio.move_on_after(self._context.settings.kill_grace_ms / 1000):
+    def _take_renewal(self, update: LeaseUpdate) -> None:
+        self._renewal = update
+        self._renewed.set()
+
+    async def _hand_on_renewals(self, stream: Attachment) -> None:
+        """The newest one, as soon as PID 1 reads; the ones before it say nothing more."""
+        while True:
+            await self._renewed.wait()
+            self._renewed = anyio.Event()
+            assert self._renewal is not None
             try:
-                await self._send(stream, frame)
-            except ForgeError as error:
-                self._context.run.log.warning("cannot hand on a renewal", error=str(error))
+                await self._send(stream, lease_frame(self._renewal))
+            except EngineUnreachable as error:
+                self._context.run.log.info("cannot hand on a renewal", error=str(error))
+                return
 
     async def _send(self, stream: Attachment, frame: bytes) -> None:
         async with self._sending:
@@ -216,16 +235,21 @@ class _Conversation:
             case SupervisorReady():
                 self._ready = True
             case ProcessStarted():
+                self._started.set()
                 if run.state.lease is not None and run.state.lease.hard_wall_at_ms is None:
                     await run.feed(AgentStarted())
             case LogChunk(stream, text, dropped_bytes):
                 await self._log(stream, text, dropped_bytes)
             case ProcessEnded():
+                self._started.set()
                 self._ended = self._ended or frame
             case DeadlinePassed(which):
                 self._claimed = self._claimed or which
             case FrameRefused(reason, count):
-                run.log.warning("PID 1 refused a frame", reason=reason, count=count)
+                self._refused_frames += 1
+                if self._refused_frames == 1:
+                    reason = run.masker.mask(reason)
+                    run.log.warning("PID 1 refused a frame", reason=reason, count=count)
 
     async def _log(self, stream: OutputStream, text: str, dropped_bytes: int) -> None:
         run, limits = self._context.run, self._context.start.limits
@@ -241,8 +265,13 @@ class _Conversation:
         context = self._context
         try:
             status = await context.engine.wait_container(
-                context.agent_container, timeout_ms=EXIT_WAIT_MS
+                context.agent_container, timeout_ms=context.settings.exit_ms
             )
+        except EngineTimedOut:
+            inspected = await context.engine.inspect_container(context.agent_container)
+            if not inspected["State"]["Running"]:
+                raise
+            raise self._lost("it closed its output and went on") from None
         except EngineNotFound as error:
             raise StageFailed(
                 FailureCode.ENGINE_LOST, f"the agent's container is gone: {error}"
@@ -261,7 +290,9 @@ class _Conversation:
         return at_ms is not None and now_ms >= at_ms - CLAIM_TOLERANCE_MS
 
     def _lost(self, why: str) -> StageFailed:
-        tail = bytes(self._stderr_tail).decode("utf-8", "replace").strip()
+        tail = self._context.run.masker.mask(
+            bytes(self._stderr_tail).decode("utf-8", "replace").strip()
+        )
         said = f"; its last words: {tail[-500:]}" if tail else ""
         return StageFailed(
             FailureCode.SUPERVISOR_LOST,

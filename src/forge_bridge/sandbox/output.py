@@ -15,6 +15,7 @@ import anyio
 from forge_bridge.sandbox.stage import StageContext, StageFailed
 from forge_bridge.sandbox.workspace import INTERPRETER
 from forge_core.attempt_events import Happened, OutputAccepted
+from forge_core.errors import EngineUnreachable, RefusedError
 from forge_core.output_exchange import (
     MAX_REPLY_LINE_BYTES,
     HelperReply,
@@ -63,7 +64,12 @@ class OutputCollector:
             )
             await self._agent_gone.wait()
             with anyio.move_on_after(context.settings.output_ms / 1000):
-                output = await self._collect(stream, listing)
+                try:
+                    output = await self._collect(stream, listing)
+                except (StageFailed, RefusedError):
+                    # An engine that went away ends a stream just as a helper that failed does.
+                    await context.engine.inspect_container(container)
+                    raise
                 await context.run.feed(OutputAccepted(output))
                 return
         raise _invalid(
@@ -100,7 +106,10 @@ class OutputCollector:
             max_bytes=MAX_OUTPUT_BYTES,
             max_files=MAX_OUTPUT_FILES,
         )
-        await stream.send(request)
+        try:
+            await stream.send(request)
+        except EngineUnreachable as error:
+            context.run.log.info("cannot ask the helper for the output", error=str(error))
         reply, rest = await _read_reply(stream)
         if reply.refused is not None:
             raise _invalid(f"cannot take the output: {reply.refused}")

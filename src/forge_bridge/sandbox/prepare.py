@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from forge_bridge.sandbox.stage import StageContext, StageFailed
-from forge_core.backoff import Backoff
-from forge_core.errors import HubUnavailable, RetryableError
+from forge_core.errors import ForgeError, HubUnavailable, RefusedError
 from forge_core.redaction import Masker
 from forge_core.wire.codes import EventType, FailureCode
 from forge_core.wire.events import SecretsRedeemed, Warning_
 from forge_core.wire.from_bridge import RedeemSecretGrant, SecretGrantAck
+
+MAX_SECRETS: Final = 1_024
+RETRY_MS: Final = 200
 
 
 async def prepare(context: StageContext) -> None:
@@ -21,8 +25,13 @@ async def _redeem_secrets(context: StageContext) -> None:
     secrets: dict[str, str] = {}
     for handle in context.start.secret_grants:
         secrets.update(await _redeem(context, handle))
+    if len(secrets) > MAX_SECRETS:
+        raise _denied(f"there are {len(secrets)}, {MAX_SECRETS} is the most")
+    try:
+        context.run.masker = Masker(secrets.values())
+    except RefusedError as error:
+        raise _denied(str(error)) from error
     context.secrets = secrets
-    context.run.masker = Masker(secrets.values())
     if not secrets:
         return
     await context.tell(EventType.SECRETS_REDEEMED, SecretsRedeemed(names=tuple(sorted(secrets))))
@@ -40,23 +49,20 @@ async def _redeem(context: StageContext, handle: str) -> dict[str, str]:
         runner_instance_id=identity.runner_instance_id,
         handle=handle,
     )
-    backoff = Backoff()
+    hub, clock = context.runner.hub, context.runner.clock
     while True:
         try:
-            answer = await context.runner.hub.call(request, SecretGrantAck)
+            answer = await hub.call(request, SecretGrantAck)
         except HubUnavailable:
-            backoff = backoff.failed()
-            clock = context.runner.clock
-            await clock.sleep_until_ms(clock.now_ms() + backoff.delay_ms(clock.jitter()))
+            await clock.sleep_until_ms(clock.now_ms() + RETRY_MS)
+            await hub.wait_online()
             continue
-        except RetryableError as error:
-            raise StageFailed(
-                FailureCode.SECRET_GRANT_DENIED,
-                f"cannot redeem a secret grant: the hub's answer was lost ({error})",
-            ) from error
+        except ForgeError as error:
+            raise _denied(str(error)) from error
         if not answer.accepted:
-            raise StageFailed(
-                FailureCode.SECRET_GRANT_DENIED,
-                f"cannot redeem a secret grant: the hub says {answer.reason or 'no'}",
-            )
+            raise _denied(f"the hub says {answer.reason or 'no'}")
         return answer.secrets
+
+
+def _denied(why: str) -> StageFailed:
+    return StageFailed(FailureCode.SECRET_GRANT_DENIED, f"cannot redeem the secrets: {why}")

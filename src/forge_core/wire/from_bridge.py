@@ -33,6 +33,7 @@ from forge_core.wire.codes import (
     RunnerState,
     Runtime,
 )
+from forge_core.wire.from_hub import Environment
 from forge_core.wire.shapes import (
     MAX_LIST,
     Capabilities,
@@ -243,7 +244,7 @@ class SnapshotAck(Ack):
 class SecretGrantAck(Ack):
     """The secrets, once; never stored, never logged."""
 
-    secrets: dict[Name, str] = Field(default_factory=dict, repr=False)
+    secrets: Environment = Field(default_factory=dict, repr=False)
 
 
 class PublishGrantAck(Ack):
