@@ -28,7 +28,7 @@ from pydantic import SecretStr
 from forge_bridge import __version__
 from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachable
 from forge_bridge.doctor import Preflight, preflight, read_hardening
-from forge_bridge.flows import status
+from forge_bridge.flows import drain, status
 from forge_bridge.flows.session import ConnectionFactory
 from forge_bridge.logs import configure_logging
 from forge_bridge.perform import FaultPoint, no_faults
@@ -153,6 +153,8 @@ async def _assemble(
     )
     sandbox = await sandbox_settings(settings)
     service = await assemble(settings, identity, ports, sandbox, checked.capabilities, tasks, reach)
+    await drain.look(service.runner, root.is_drained)
+    tasks.start_soon(drain.watch, service.runner, root.is_drained)
     tasks.start_soon(status.keep, service.runner, service.session, root.path)
     return service
 

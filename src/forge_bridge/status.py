@@ -39,6 +39,15 @@ class Liveness(StrEnum):
     NOT_RUNNING = "not_running"
 
 
+class Side(StrEnum):
+    """Who drains a runner (B-87)."""
+
+    HOST = "host"
+    """The operator, with ``forge-bridge drain``."""
+    HUB = "hub"
+    """Whoever changed the Profile Settings."""
+
+
 class BridgeStatus(WireModel):
     """The bridge as it saw itself when it wrote this; times as the wire has them.
 
@@ -52,6 +61,7 @@ class BridgeStatus(WireModel):
     runner_id: Id
     runner_instance_id: Id
     state: RunnerState
+    drained_by: tuple[Side, ...] = ()
     connection: ConnectionPhase
     connection_since: Timestamp
     started_at: Timestamp

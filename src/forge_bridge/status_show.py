@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from forge_bridge.status import BridgeStatus, Liveness
+from typing import Final
+
+from forge_bridge.status import BridgeStatus, Liveness, Side
 from forge_core.resources import COMPONENTS
 from forge_core.units import format_size
+
+_SIDES: Final = {
+    Side.HOST: "this host (forge-bridge undrain ends it)",
+    Side.HUB: "the hub",
+}
 
 
 def headline(status: BridgeStatus, alive: str, age_ms: int) -> str:
@@ -26,11 +33,13 @@ def status_rows(status: BridgeStatus) -> list[tuple[str, str]]:
         f"{status.reserved_count} reserved, {status.starting_count} starting, "
         f"{status.active_count} active, {status.degraded_reservation_count} degraded"
     )
+    drained_by = " and ".join(_SIDES[side] for side in status.drained_by)
     rows = [
         ("version", status.version),
         ("process", f"{status.pid}, since {status.started_at}"),
         ("runner", status.runner_id),
         ("instance", status.runner_instance_id),
+        ("drained by", drained_by or "nobody"),
         ("hub", f"{status.connection}, since {status.connection_since}"),
         ("attempts", attempts),
         *_resource_rows(status),

@@ -49,6 +49,7 @@ def _status(runner: Runner, session: Session, started_at: str, since: str) -> Br
         runner_id=told.runner_id,
         runner_instance_id=told.runner_instance_id,
         state=told.state,
+        drained_by=runner.drained_by,
         connection=session.phase,
         connection_since=since,
         started_at=started_at,

@@ -36,8 +36,9 @@ from typing import Final, Self
 import structlog
 
 from forge_bridge.state_root.directory import prepare_part, prepare_root
+from forge_bridge.state_root.drain import is_drained
 from forge_bridge.state_root.ledgers import LedgerStore
-from forge_bridge.state_root.locks import EngineLock, EngineLockHeld, take_locks
+from forge_bridge.state_root.locks import EngineLock, EngineLockHeld, probe_locks, take_locks
 from forge_bridge.state_root.messages import MessageStore
 from forge_core.errors import RefusedError
 from forge_core.ports import Clock
@@ -87,6 +88,20 @@ class StateRoot:
         stable_id = await on_disk(_open, path, clock, runner_id)
         return cls(path, stable_id, clock)
 
+    @classmethod
+    async def find(cls, path: Path, *, clock: Clock, runner_id: str | None = None) -> Self | None:
+        """What is there, for a reader: makes nothing; None when no runner ever lived there.
+
+        :raises RefusedError: code ``runner_file_damaged``.
+        """
+        try:
+            raw = await on_disk(read_file, path / "runner.json", _MAX_RUNNER_FILE_BYTES)
+        except RefusedError as error:
+            if error.code != "file_missing":
+                raise
+            return None if runner_id is None else cls(path, runner_id, clock)
+        return cls(path, runner_id or _runner_id_in(raw, path / "runner.json"), clock)
+
     async def acquire_engine_lock(
         self, engine_id: str, runner_id: str, *, instance_id: str
     ) -> EngineLock:
@@ -111,6 +126,19 @@ class StateRoot:
             lock.release()
             raise
         return lock
+
+    async def require_unowned(self, engine_id: str | None = None) -> None:
+        """Find out whether somebody owns this state root or, where named, the engine or runner id.
+
+        Leaves nothing behind, and promises nothing for later: that is what the lock is for.
+
+        :raises EngineLockHeld: a process does.
+        """
+        await on_disk(probe_locks, self.path, engine_id=engine_id, runner_id=self.runner_id)
+
+    async def is_drained(self) -> bool:
+        """Whether the operator drains this host (:mod:`forge_bridge.state_root.drain`)."""
+        return await on_disk(is_drained, self.path)
 
     def _tidy(self) -> None:
         swept = sum(sweep_temporary_files(self.path / part) for part in _WRITTEN_HERE)

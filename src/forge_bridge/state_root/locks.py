@@ -71,6 +71,26 @@ def take_locks(
         return EngineLock(stack.pop_all())
 
 
+def probe_locks(root: Path, *, engine_id: str | None, runner_id: str) -> None:
+    """Take what :func:`take_locks` would take, as far as it exists, and let it go again.
+
+    :raises EngineLockHeld: somebody has one of them.
+    """
+    names = ["state-root.lock"] + ([] if engine_id is None else [engine_lock_name(engine_id)])
+    with ExitStack() as stack:
+        for name in names:
+            path = root / name
+            with disk_errors("look at", path):
+                try:
+                    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    continue
+                stack.callback(os.close, descriptor)
+                _flock(descriptor, path)
+        if engine_id is not None:
+            _take_socket(stack, engine_id, runner_id)
+
+
 def engine_lock_name(engine_id: str) -> str:
     """The file name for an engine, whose id is whatever the engine says."""
     if _PLAIN_ENGINE_ID.match(engine_id) is None:
@@ -83,21 +103,25 @@ def _take_file(stack: ExitStack, path: Path, content: dict[str, object]) -> None
     with disk_errors("take", path):
         descriptor = os.open(path, flags, FILE_MODE)
         stack.callback(os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise EngineLockHeld(str(path), _pid_in(descriptor)) from None
-        except OSError as error:
-            if error.errno in {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
-                raise RefusedError(
-                    f"cannot lock {path}: its file system has no locks; set"
-                    " FORGE_SANDBOX_STATE_ROOT to a directory on a local disk",
-                    code="lock_refused",
-                ) from error
-            raise
+        _flock(descriptor, path)
     with suppress(OSError):  # advice for people: a full disk must not keep the reaper out
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(content).encode() + b"\n", 0)
+
+
+def _flock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise EngineLockHeld(str(path), _pid_in(descriptor)) from None
+    except OSError as error:
+        if error.errno in {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
+            raise RefusedError(
+                f"cannot lock {path}: its file system has no locks; set"
+                " FORGE_SANDBOX_STATE_ROOT to a directory on a local disk",
+                code="lock_refused",
+            ) from error
+        raise
 
 
 def _pid_in(descriptor: int) -> int | None:
