@@ -1,4 +1,4 @@
-"""The main job on real parts: offer, container, one commit back, everything removed and reported."""
+"""The main job on real parts: offer, container, one commit back, all removed and reported."""
 
 from __future__ import annotations
 
