@@ -11,11 +11,8 @@ signals, for programs that embed a bridge (B-01).
 from __future__ import annotations
 
 import os
-import platform
 import signal
-import socket
-import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -32,7 +29,7 @@ from forge_bridge.flows import drain, status
 from forge_bridge.flows.session import ConnectionFactory
 from forge_bridge.logs import configure_logging
 from forge_bridge.perform import FaultPoint, no_faults
-from forge_bridge.repositories import list_repositories
+from forge_bridge.repositories import RegisteredRepositories
 from forge_bridge.runner import Identity, SandboxSettings
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
@@ -51,28 +48,6 @@ from forge_edges.signalr_settings import SignalRSettings
 logger = structlog.get_logger(__name__)
 
 SUPERVISOR: Final = Path(__file__).parents[1] / "forge_supervisor"
-
-
-class RegisteredRepositories:
-    """What ``add-repo`` registered, as of the last registration with the hub."""
-
-    def __init__(self, state_root: Path) -> None:
-        self._state_root = state_root
-        self.clones: dict[str, Path] = {}
-
-    async def refresh(self) -> None:
-        """Read the registry again; what cannot be read leaves the last known state."""
-        try:
-            found = await anyio.to_thread.run_sync(list_repositories, self._state_root)
-        except ForgeError as error:
-            logger.error("cannot read the repositories", error=str(error))
-            return
-        self.clones.clear()
-        self.clones.update(found)
-
-    def paths(self) -> Mapping[str, str]:
-        """Name → path."""
-        return {name: str(path) for name, path in self.clones.items()}
 
 
 @asynccontextmanager
@@ -97,14 +72,7 @@ async def open_bridge(
     root = await StateRoot.open(
         settings.sandbox_state_root, clock=clock, runner_id=settings.runner_id
     )
-    identity = Identity(
-        runner_id=root.runner_id,
-        runner_instance_id=instance_id,
-        trust_domain_id=settings.trust_domain_id,
-        bridge_version=__version__,
-        host_name=socket.gethostname()[:256],
-        platform=f"{sys.platform}-{platform.machine()}",
-    )
+    identity = Identity.of_this_host(root.runner_id, instance_id, settings.trust_domain_id)
     async with _reachable_engine(settings, clock) as engine:
         facts = await engine.facts()
         lock = await root.acquire_engine_lock(facts.id, root.runner_id, instance_id=instance_id)

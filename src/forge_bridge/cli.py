@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from forge_bridge import __version__
+from forge_bridge.command_options import Json, SettingsFile, load, writable_state_root
+from forge_bridge.drain_command import drain, undrain
+from forge_bridge.reap_command import reap
 from forge_bridge.terminal import (
     EXIT_FAILURE,
     EXIT_NOT_RUNNING,
@@ -24,7 +27,6 @@ from forge_bridge.terminal import (
 )
 
 if TYPE_CHECKING:
-    from forge_bridge.settings import LoadedSettings
     from forge_bridge.status import BridgeStatus
 
 PROGRAM = "forge-bridge"
@@ -36,18 +38,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-SettingsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--settings",
-        metavar="FILE",
-        help="Settings file, in the form of systemd's EnvironmentFile. Variables in the "
-        "environment win over it. [FORGE_BRIDGE_SETTINGS_FILE]",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+sandbox = typer.Typer(
+    help="What sandboxes have left on this machine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(sandbox, name="sandbox")
+app.command()(reported(drain))
+app.command()(reported(undrain))
+sandbox.command()(reported(reap))
 
 
 def main() -> NoReturn:
@@ -59,6 +58,11 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         say(f"{PROGRAM} {__version__}")
         raise typer.Exit
+
+
+@sandbox.callback()
+def _group() -> None:
+    """Keep ``reap`` a command of its own, though it is the only one."""
 
 
 @app.callback(invoke_without_command=True)
@@ -77,24 +81,8 @@ def _without_command(
         run(context, settings_file)
 
 
-def _load(context: typer.Context, settings_file: Path | None) -> LoadedSettings:
-    from forge_bridge.settings import load_settings
-
-    return load_settings(settings_file or context.obj)
-
-
 def _state_root(context: typer.Context, settings_file: Path | None) -> Path:
-    return _load(context, settings_file).settings.sandbox_state_root
-
-
-def _writable_state_root(context: typer.Context, settings_file: Path | None) -> Path:
-    from forge_bridge.settings import make_default_parents
-    from forge_bridge.state_root.directory import prepare_root
-
-    loaded = _load(context, settings_file)
-    make_default_parents(loaded)
-    prepare_root(loaded.settings.sandbox_state_root)
-    return loaded.settings.sandbox_state_root
+    return load(context, settings_file).settings.sandbox_state_root
 
 
 @app.command()
@@ -109,7 +97,7 @@ def run(context: typer.Context, settings_file: SettingsFile = None) -> None:
     """
     from forge_bridge.settings import make_default_parents, require_to_run
 
-    loaded = _load(context, settings_file)
+    loaded = load(context, settings_file)
     require_to_run(loaded.settings)
     make_default_parents(loaded)
     for warning in loaded.warnings:
@@ -128,7 +116,7 @@ def config(context: typer.Context, settings_file: SettingsFile = None, json: Jso
     """
     from forge_bridge.settings_show import effective_settings, settings_json
 
-    loaded = _load(context, settings_file)
+    loaded = load(context, settings_file)
     if json:
         print_json(settings_json(loaded))
         return
@@ -197,7 +185,7 @@ def add_repo(
     """
     from forge_bridge.repositories import add_repository, list_repositories
 
-    state_root = _writable_state_root(context, settings_file)
+    state_root = writable_state_root(context, settings_file)
     changed = add_repository(state_root, name, path)
     where = list_repositories(state_root).get(name)
     say(f"{'added' if changed else 'already there:'} {name} {where}")
@@ -230,7 +218,7 @@ def remove_repo(
     """
     from forge_bridge.repositories import remove_repository
 
-    changed = remove_repository(_writable_state_root(context, settings_file), name)
+    changed = remove_repository(writable_state_root(context, settings_file), name)
     say(f"{'removed' if changed else 'was not there:'} {name}")
 
 

@@ -16,9 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from forge_core.errors import RefusedError
-from forge_edges.durable_file import disk_errors, read_file, replace_file
+import structlog
+
+from forge_core.errors import ForgeError, RefusedError
+from forge_edges.durable_file import disk_errors, on_disk, read_file, replace_file
 from forge_edges.git_layout import common_directory
+
+logger = structlog.get_logger(__name__)
 
 REGISTRY_FILE: Final = "repositories.json"
 LOCK_FILE: Final = "repositories.lock"
@@ -159,3 +163,25 @@ def _damaged(path: Path) -> RefusedError:
         f"cannot read {path}: it is not a list of repositories; move it away and add them again",
         code="malformed",
     )
+
+
+class RegisteredRepositories:
+    """What ``add-repo`` registered, as of the last registration with the hub."""
+
+    def __init__(self, state_root: Path) -> None:
+        self._state_root = state_root
+        self.clones: dict[str, Path] = {}
+
+    async def refresh(self) -> None:
+        """Read the registry again; what cannot be read leaves the last known state."""
+        try:
+            found = await on_disk(list_repositories, self._state_root)
+        except ForgeError as error:
+            logger.error("cannot read the repositories", error=str(error))
+            return
+        self.clones.clear()
+        self.clones.update(found)
+
+    def paths(self) -> Mapping[str, str]:
+        """Name → path."""
+        return {name: str(path) for name, path in self.clones.items()}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import anyio.abc
 
+from forge_bridge import __version__
 from forge_bridge.hub_link import HubLink
 from forge_bridge.perform import FaultPoint, no_faults
 from forge_bridge.status import Side
@@ -38,6 +42,18 @@ class Identity:
     bridge_version: str
     host_name: str
     platform: str
+
+    @classmethod
+    def of_this_host(cls, runner_id: str, runner_instance_id: str, trust_domain_id: str) -> Self:
+        """Who this process is."""
+        return cls(
+            runner_id,
+            runner_instance_id,
+            trust_domain_id,
+            __version__,
+            socket.gethostname()[:256],
+            f"{sys.platform}-{platform.machine()}",
+        )
 
     def owner(self, attempt_id: str, fence: int, project_id: str, trust_domain_id: str) -> Owner:
         """Whose resources a dispatch's resources are."""

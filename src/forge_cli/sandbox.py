@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from forge_bridge.cli import Json, SettingsFile
+from forge_bridge.command_options import Json, SettingsFile
 from forge_bridge.terminal import (
     complain,
     print_json,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from forge_core.admission import Key, Reservation
 from forge_core.labels import Owner, is_ours
 from forge_core.ports import EngineResource
+from forge_core.ready import Record
+from forge_core.teardown import Removal, removal_plan
 from forge_core.wire.codes import ReservationState
 
 
@@ -45,3 +48,27 @@ def claim_of(
     if reservation is None or reservation.state is ReservationState.DEGRADED:
         return Claim.ENDED, owner
     return Claim.LIVE, owner
+
+
+def removals_of_all(
+    dispatches: Mapping[Owner, Sequence[Record]],
+    listed: Iterable[EngineResource],
+    *,
+    runner_id: str,
+) -> tuple[tuple[Owner, Removal], ...]:
+    """What there is to remove while no instance of this runner lives.
+
+    :param dispatches: those that have a ledger, with its records.
+    """
+    found: dict[Owner, list[EngineResource]] = defaultdict(list)
+    for resource in listed:
+        claim, owner = claim_of(
+            resource, runner_id=runner_id, runner_instance_id="", reservations={}
+        )
+        if claim is Claim.OLD_INSTANCE and owner is not None:
+            found[owner].append(resource)
+    return tuple(
+        (owner, removal)
+        for owner in {**dispatches, **found}
+        for removal in removal_plan(dispatches.get(owner, ()), found.get(owner, ()))
+    )

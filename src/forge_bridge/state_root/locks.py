@@ -71,7 +71,7 @@ def take_locks(
         return EngineLock(stack.pop_all())
 
 
-def probe_locks(root: Path, *, engine_id: str | None, runner_id: str) -> None:
+def probe_locks(root: Path, *, engine_id: str | None = None, runner_id: str = "") -> None:
     """Take what :func:`take_locks` would take, as far as it exists, and let it go again.
 
     :raises EngineLockHeld: somebody has one of them.
