@@ -20,14 +20,16 @@ def no_faults(point: str) -> None:
 
 
 async def record(ready: Ready, ledger: Ledger, reach: FaultPoint) -> None:
-    """Make the records durable, in order.
+    """Make the records durable, all or none: half a step would contradict the next one.
 
-    :raises DiskUnusable: nothing that the record announces may happen.
+    :raises DiskUnusable: nothing that the records announce may happen.
     """
-    for line in ready.records:
-        reach(f"{line.kind}:before")
-        await ledger.append(line.kind, line.data)
-        reach(f"{line.kind}:after")
+    if not ready.records:
+        return
+    kinds = "+".join(line.kind for line in ready.records)
+    reach(f"{kinds}:before")
+    await ledger.append_all([(line.kind, line.data) for line in ready.records])
+    reach(f"{kinds}:after")
 
 
 async def carry_out(

@@ -155,8 +155,8 @@ class Engine(Protocol):
 class Ledger(Protocol):
     """The append-only record of one attempt (storage.md)."""
 
-    async def append(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Durable when it returns; raises DiskUnusable when it is not."""
+    async def append_all(self, records: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """All durable when it returns; raises DiskUnusable when none is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Self
@@ -39,12 +39,12 @@ _OPEN_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Append:
-    """One record on its way; until shown otherwise, it was not written."""
+    """Records on their way together; until shown otherwise, they were not written."""
 
-    __slots__ = ("body", "done", "error")
+    __slots__ = ("bodies", "done", "error")
 
-    def __init__(self, body: bytes, path: Path) -> None:
-        self.body = body
+    def __init__(self, bodies: list[bytes], path: Path) -> None:
+        self.bodies = bodies
         self.done = anyio.Event()
         self.error: ForgeError | None = DiskUnusable(f"cannot append to {path}: not written")
 
@@ -97,16 +97,21 @@ class LedgerFile:
         )
 
     async def append(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Add one record; it is durable when this returns, and not there when this raises.
+        """Add one record; see :meth:`append_all`."""
+        await self.append_all([(kind, data)])
+
+    async def append_all(self, records: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Add records in one write; all are durable when this returns, none when it raises.
 
         Once begun it is carried through although the caller is cancelled: an intent without its
-        effect does no harm.  Records become durable in the order of the calls.
+        effect does no harm.  A crash may leave the first of them.  Records become durable in the order of the calls.
 
-        :raises DiskUnusable: the record must be taken as not written.
+        :raises DiskUnusable: the records must be taken as not written.
         :raises RefusedError: ``record_invalid``, ``record_too_large``, ``ledger_full`` or
             ``ledger_closed``.
         """
-        append = _Append(encode_body(self._utc(), kind, data), self.path)
+        time = self._utc()
+        append = _Append([encode_body(time, kind, data) for kind, data in records], self.path)
         if not self._writer.is_alive():
             raise RefusedError(f"cannot append to {self.path}: it is closed", code="ledger_closed")
         with anyio.CancelScope(shield=True):
@@ -127,7 +132,7 @@ class LedgerFile:
             while batch := self._next_batch():
                 error: ForgeError | None = batch[0].error
                 try:
-                    self._write([append.body for append in batch])
+                    self._write([body for append in batch for body in append.bodies])
                     error = None
                 except ForgeError as failure:
                     error = failure

@@ -352,3 +352,14 @@ async def test_what_was_acknowledged_before_a_kill_is_there_after_it(tmp_path: P
     acknowledged = {tuple(map(int, line.split())) for line in seen if line.endswith("\n")}
     assert len(acknowledged) >= 200
     assert acknowledged <= written
+
+
+@pytest.mark.requirement("B-24")
+async def test_records_of_one_step_are_there_together_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    ledger = await LedgerFile.create(path, utc=lambda: "2026-11-29T00:00:00.000Z")
+    await ledger.append_all([("event", {"n": 1}), ("result", {"n": 2})])
+    with pytest.raises(RefusedError, match="not JSON"):
+        await ledger.append_all([("event", {"n": 3}), ("result", {"n": object()})])
+    await ledger.close()
+    assert [record.kind for record in read_ledger(path).records] == ["event", "result"]
