@@ -38,6 +38,7 @@ CHUNK_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 16
 MAX_LISTING_BYTES = 256 << 20
 MAX_PATHS_SEEN = 1_000_000
+MAX_BYTES_READ = 32 << 30  # to compare: a hole in a file costs its owner nothing, its hash does
 MAX_DEPTH = 256
 MAX_IGNORE_FILE_BYTES = 1 << 20
 MAX_WARNINGS = 20
@@ -170,7 +171,7 @@ class Snapshot:
         self._before = {path: entry for path, entry in listing.items() if entry[0] != TREE}
         self._known = {name for mode, name in self._before.values() if mode != GITLINK}
         self._tracked = {parent for path in self._before for parent in parents(path)}
-        self._seen_paths = 0
+        self._seen_paths = self._read_bytes = 0
         self._present: set[bytes] = set()
 
     def take(self) -> list[bytes]:
@@ -267,8 +268,10 @@ class Snapshot:
             mode = SYMLINK
         else:
             mode = EXECUTABLE if status.st_mode & 0o100 else FILE
-        if size > self.max_bytes and path not in self._before:
-            raise Refused("size", f"{show(path)} has {size} bytes")
+        self._read_bytes += size
+        too_big = size > self.max_bytes and path not in self._before
+        if too_big or self._read_bytes > MAX_BYTES_READ:
+            raise Refused("size", f"{show(path)} has {size} bytes, {self._read_bytes} in all")
         identity = self.blob_id(path, mode, size)
         self._present.add(path)
         if self._before.get(path) == (mode, identity):
