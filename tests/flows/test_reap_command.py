@@ -1,0 +1,236 @@
+"""Passes and the command that runs one: what resists, what is believed, who may clean up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from bridge_parts import Bridge, memory_bridge
+from memory_engine import CREATED_AT, MemoryEngine
+from scripted_hub import ScriptedHub
+
+from forge_bridge.state_root.locks import take_locks
+from forge_core.errors import EngineRefused, EngineTimedOut
+from forge_core.labels import Owner
+from forge_core.ports import EngineResource
+from forge_core.ready import Record, RecordKind
+from forge_core.reap import removals_of_all
+from forge_core.teardown import Removal
+from forge_core.wire.codes import ResourceKind
+
+RUNNER = "runner-1"
+OLD = Owner(RUNNER, "an-earlier-instance", "attempt-0", 3, "project", "domain")
+RESISTS = EngineRefused("cannot remove it: the engine says no")
+
+
+async def reap(bridge: Bridge, request_id: str) -> dict[str, object]:
+    """The hub's reap action, and its outcome."""
+    bridge.hub.send(
+        "Reap",
+        {
+            "requestId": request_id,
+            "runnerId": bridge.runner.identity.runner_id,
+            "runnerInstanceId": bridge.runner.identity.runner_instance_id,
+            "scope": "orphans",
+        },
+    )
+    outcome = await bridge.hub.next("SubmitReapOutcome", requestId=request_id)
+    return {name: outcome[name] for name in ("removed", "absent", "failed")}
+
+
+def reports_of(hub: ScriptedHub, attempt_id: str) -> list[dict[str, str]]:
+    """By name without its digest, what each cleanup report of this attempt says."""
+    return [
+        {r["name"].rpartition("-")[0]: r["outcome"] for r in report["resources"]}
+        for report in hub.of("SubmitCleanupReport", attemptId=attempt_id)
+    ]
+
+
+@pytest.mark.requirement("B-86", "B-88", "B-08")
+async def test_what_resists_keeps_its_capacity_until_a_pass_frees_it(tmp_path: Path) -> None:
+    engine = MemoryEngine()
+    async with memory_bridge(tmp_path, engine=engine, max_concurrent_sandboxes=1) as bridge:
+        engine.faults["remove_container"] = RESISTS
+        attempt_id = await bridge.run("true")
+        told = await bridge.hub.next("Heartbeat", degradedReservationCount=1)
+        assert told["usedResources"]["slots"] == 1
+        refused = bridge.offer()
+        bridge.hub.send("Offer", refused)
+        assert (await bridge.hub.decision(refused))["reasonCode"] == "capacity_slots"
+        assert (await reap(bridge, "first"))["failed"] == 2
+        assert (await reap(bridge, "second"))["failed"] == 2
+        del engine.faults["remove_container"]
+        assert await reap(bridge, "third") == {"removed": 2, "absent": 1, "failed": 0}
+        await bridge.hub.over(attempt_id)
+        await bridge.until_idle()
+        await bridge.hub.until(lambda: len(reports_of(bridge.hub, attempt_id)) == 3)
+        failed, without_volume, removed = reports_of(bridge.hub, attempt_id)
+        assert failed["forge-agent"] == without_volume["forge-agent"] == "failed"
+        assert removed == {
+            "forge-agent": "removed",
+            "forge-helper": "removed",
+            "forge-workspace": "absent",
+        }
+    assert engine.is_empty
+
+
+@pytest.mark.requirement("B-82", "B-86")
+async def test_an_orphan_that_resists_and_has_no_ledger_holds_the_whole_capacity(
+    tmp_path: Path,
+) -> None:
+    engine = MemoryEngine()
+    engine.volumes[OLD.name("workspace")] = OLD.labels("workspace")
+    engine.faults["remove_volume"] = RESISTS
+    async with memory_bridge(tmp_path, engine=engine, runner_id=RUNNER) as bridge:
+        first = bridge.hub.of("Heartbeat")[0]
+        assert first["degradedReservationCount"] == 1
+        assert first["usedResources"]["slots"] == first["resourceCapacity"]["slots"] == 2
+        refused = bridge.offer()
+        bridge.hub.send("Offer", refused)
+        assert (await bridge.hub.decision(refused))["reasonCode"] == "capacity_slots"
+        assert (await reap(bridge, "again"))["failed"] == 1
+        engine.faults.clear()
+        assert (await reap(bridge, "at-last"))["removed"] == 1
+        await bridge.until_idle()
+        await bridge.accept()
+        await bridge.hub.until(lambda: len(reports_of(bridge.hub, OLD.attempt_id)) == 2)
+        told = reports_of(bridge.hub, OLD.attempt_id)
+        assert told == [{"forge-workspace": "failed"}, {"forge-workspace": "removed"}]
+
+
+@pytest.mark.requirement("B-86")
+async def test_an_orphan_that_vanishes_by_itself_gives_the_capacity_back(tmp_path: Path) -> None:
+    engine = MemoryEngine()
+    engine.volumes[OLD.name("workspace")] = OLD.labels("workspace")
+    engine.faults["remove_volume"] = RESISTS
+    async with memory_bridge(tmp_path, engine=engine, runner_id=RUNNER) as bridge:
+        assert not bridge.is_idle
+        engine.volumes.clear()
+        assert await reap(bridge, "pass") == {"removed": 0, "absent": 0, "failed": 0}
+        await bridge.until_idle()
+
+
+class LateEngine(MemoryEngine):
+    """Gives no list the first times that it is asked."""
+
+    refusals = 3
+
+    def __init__(self, hub: ScriptedHub) -> None:
+        super().__init__()
+        self._hub = hub
+
+    async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
+        assert self._hub.connected == 0 or not self.volumes
+        if self.refusals:
+            self.refusals -= 1
+            raise EngineTimedOut("cannot list containers: the engine did not answer in time")
+        return await super().list_resources(labels)
+
+
+@pytest.mark.requirement("B-80", "B-82", "B-05")
+async def test_nothing_is_advertised_before_the_engine_has_listed_what_is_there(
+    tmp_path: Path,
+) -> None:
+    hub = ScriptedHub()
+    engine = LateEngine(hub)
+    engine.volumes[OLD.name("workspace")] = OLD.labels("workspace")
+    async with memory_bridge(tmp_path, hub, engine, runner_id=RUNNER) as bridge:
+        assert (engine.refusals, engine.volumes, bridge.is_idle) == (0, {}, True)
+
+
+@pytest.mark.requirement("B-80")
+async def test_names_that_disagree_with_their_labels_are_warned_of_and_kept(
+    tmp_path: Path,
+) -> None:
+    engine = MemoryEngine()
+    engine.volumes["precious"] = OLD.labels("workspace")
+    engine.volumes["similar"] = {"dev.forge.managed": "bridge", "dev.forge.runner-id": RUNNER}
+    async with memory_bridge(tmp_path, engine=engine, runner_id=RUNNER) as bridge:
+        warned = bridge.logged("a resource carries our labels under a foreign name; not touched")
+        assert [entry["name"] for entry in warned] == ["precious"]
+        assert bridge.is_idle
+    assert set(engine.volumes) == {"precious", "similar"}
+
+
+def test_the_plan_names_what_is_listed_and_what_only_a_ledger_knows() -> None:
+    name, gone = OLD.name("agent"), OLD.name("workspace")
+    records = [
+        Record(RecordKind.INTENT, {"kind": "container", "name": name, "role": "agent"}),
+        Record(RecordKind.INTENT, {"kind": "volume", "name": gone, "role": "workspace"}),
+    ]
+    other = Owner("runner-2", "i", "attempt-0", 3, "project", "domain")
+    listed = [
+        EngineResource(ResourceKind.CONTAINER, "c1", owner.name("agent"), labels, CREATED_AT)
+        for owner, labels in (
+            (OLD, OLD.labels("agent")),
+            (other, other.labels("agent")),
+        )
+    ]
+    assert removals_of_all({OLD: records}, listed, runner_id=RUNNER) == (
+        (OLD, Removal(ResourceKind.CONTAINER, "c1", name, "agent")),
+        (OLD, Removal(ResourceKind.VOLUME, gone, gone, "workspace")),
+    )
+
+
+def sandbox_reap(state_root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, on a machine where no engine answers."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return subprocess.run(
+        [sys.executable, "-m", "forge_bridge", "sandbox", "reap", *arguments],
+        env=kept
+        | {
+            "FORGE_SANDBOX_STATE_ROOT": str(state_root),
+            "DOCKER_HOST": f"unix://{state_root.parent}/no.sock",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.requirement("B-42")
+@pytest.mark.parametrize("arguments", [(), ("--dry-run",), ("--quiet", "--json")])
+def test_while_a_process_owns_the_state_root_nothing_is_touched(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    root = tmp_path / "state"
+    root.mkdir(mode=0o700)
+    lock = take_locks(root, engine_id="e", runner_id="r", instance_id="i", since="now")
+    try:
+        before = sorted(root.rglob("*"))
+        ended = sandbox_reap(root, *arguments)
+        assert (ended.returncode, ended.stdout) == (75, "")
+        assert sorted(root.rglob("*")) == before
+        if "--quiet" in arguments:
+            assert ended.stderr == ""
+        else:
+            assert ended.stderr.startswith("nothing was touched: ")
+            assert f"process {os.getpid()} holds it" in ended.stderr
+    finally:
+        lock.release()
+
+
+@pytest.mark.requirement("B-42")
+def test_an_engine_that_does_not_answer_is_a_failure_and_not_an_empty_one(tmp_path: Path) -> None:
+    ended = sandbox_reap(tmp_path / "state", "--json")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("error: cannot reach the Docker Engine at ")
+
+
+@pytest.mark.requirement("B-42")
+def test_a_dry_run_makes_nothing_not_even_a_state_root(tmp_path: Path) -> None:
+    ended = sandbox_reap(tmp_path / "state", "--dry-run", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout) == {
+        "dryRun": True,
+        "runnerId": None,
+        "dispatches": [],
+        "resources": [],
+    }
+    assert list(tmp_path.iterdir()) == []
