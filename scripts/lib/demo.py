@@ -228,7 +228,9 @@ class Story:
         elif kind == "log":
             *lines, self._rest = (self._rest + data["payload"]["text"]).split("\n")
             for line in lines:
-                console.print(f"  [dim]│ {escape(line)}[/]", soft_wrap=True)
+                # An agent's escape sequences are its own; this terminal is the reader's.
+                shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+                console.print(f"  [dim]│ {escape(shown)}[/]", soft_wrap=True)
 
 
 async def run_session(hub: Hub, commit: str) -> dict[str, Any]:
