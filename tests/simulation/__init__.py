@@ -1,0 +1,1 @@
+"""A whole runner in virtual time: docs/explanation/simulation.md says what is simulated and how."""

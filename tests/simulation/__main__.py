@@ -1,0 +1,41 @@
+"""``python -m tests.simulation``: many seeds, or one with its trace."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from .simulation import simulate
+
+
+def main() -> int:
+    """The exit status: 1 when an invariant was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many (default 100)")
+    parser.add_argument("--first", type=int, default=1, help="the first one (default 1)")
+    parser.add_argument("--calm", action="store_true", help="without any fault")
+    parser.add_argument("--trace", action="store_true", help="print every line of the trace")
+    options = parser.parse_args()
+    began = time.monotonic()
+    steps, virtual_s, broken = 0, 0.0, []
+    for seed in range(options.first, options.first + options.seeds):
+        outcome = simulate(seed, faults=not options.calm, show=print if options.trace else None)
+        steps += outcome.steps
+        virtual_s += outcome.virtual_s
+        if outcome.violations:
+            broken.append(seed)
+            if not options.trace:
+                print("\n".join(outcome.tail[-60:]))
+            print(f"seed {seed} is broken: {'; '.join(outcome.violations)}\n")
+    elapsed_s = time.monotonic() - began
+    print(
+        f"{options.seeds} seeds, {steps} steps, {virtual_s / 3600:.1f} simulated hours"
+        f" in {elapsed_s:.1f} s; {len(broken)} broken{': ' if broken else ''}"
+        + " ".join(map(str, broken))
+    )
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""The bridge under test: the production flows, stages and performer over simulated ports.
+
+Each life is a process of its own to the loop.  It ends when it is killed, when it stops in
+order, or when it cannot start; the supervisor of services starts the next one after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import anyio
+
+from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachable
+from forge_bridge.runner import Identity, Runner, SandboxSettings
+from forge_bridge.settings import default_bridge_service_config
+from forge_core.errors import ForgeError
+from forge_core.ports import HostResult
+from forge_core.wire.codes import NetworkPolicy, PublicationMode, Runtime
+from forge_core.wire.shapes import Capabilities, SandboxReadiness
+
+from .disk import SimulatedDisk, SimulatedLedgers, SimulatedMessages, WatchedDisk
+from .engine import SimulatedEngine
+from .engine_door import EngineDoor
+from .git import SimulatedGit
+from .network import ConnectionFactory, Network
+from .world import SimulatedClock, World
+
+IMAGE: Final = "sha256:" + "1" * 64
+RUNNER_ID: Final = "runner-1"
+SLOTS: Final = 2
+SETTINGS: Final = default_bridge_service_config(
+    server_url="http://127.0.0.1:1",
+    trust_domain_id="domain",
+    agent_tooling_image=f"tooling@{IMAGE}",
+    minimum_workspace_bytes=2**30,
+    disk_high_watermark_percent=90,
+    disk_low_watermark_percent=80,
+    max_concurrent_sandboxes=SLOTS,
+    stop_deadline_seconds=60,
+)
+SANDBOX: Final = SandboxSettings(
+    tooling_image=f"tooling@{IMAGE}",
+    supervisor_source="supervisor",
+    bundle_source="bundle",
+    kill_grace_ms=2_000,
+)
+CAPABILITIES: Final = Capabilities(
+    runtimes=(Runtime.DOCKER,),
+    quota_supported=False,
+    dedicated_disk=False,
+    sandbox_required=SandboxReadiness(ready=False, blockers=("quota",)),
+    network_policies=(NetworkPolicy.NONE,),
+    publication_modes=(PublicationMode.SHARED_FILESYSTEM,),
+    image_policy_enforced=False,
+    signature_verification=False,
+    tooling_image=f"tooling@{IMAGE}",
+    resource_capacity=SETTINGS.resource_capacity,
+)
+
+
+class OneRepository:
+    """:class:`forge_bridge.runner.Repositories`."""
+
+    async def refresh(self) -> None:
+        """Nothing changes."""
+
+    def paths(self) -> Mapping[str, str]:
+        """The one that the hub names."""
+        return {"sample": "/sample"}
+
+
+class NoHostCommands:
+    """:class:`forge_core.ports.HostCommands`: protocol v1 is off."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        directory: str,
+        environment: Mapping[str, str],
+        timeout_ms: int,
+        max_output_bytes: int,
+    ) -> HostResult:
+        """Nobody may ask."""
+        raise AssertionError(argv)
+
+
+class Life:
+    """One process of the bridge, from its start to its end.
+
+    :ivar service: once it is assembled.
+    :ivar ended: whether nothing of it runs any more, and ``failure`` why, if it was no kill.
+    """
+
+    def __init__(self, host: BridgeHost, number: int) -> None:
+        self.process = f"bridge-{number}"
+        self.instance_id = ""
+        self.service: BridgeService | None = None
+        self.ended = False
+        self.failure: BaseException | None = None
+        self._host = host
+        self._stop: anyio.Event | None = None
+        world = host.world
+        world.context(self.process).run(self._begin)
+
+    @property
+    def runner(self) -> Runner | None:
+        """The state that the flows share, while it lives."""
+        return None if self.service is None or self.ended else self.service.runner
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        if self._stop is not None:
+            self._host.world.later(self.process, 0, self._stop.set)
+
+    def _begin(self) -> None:
+        task = self._host.world.loop.create_task(self._run())
+        task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self.ended = True
+        self.failure = None if task.cancelled() else task.exception()
+        self._host.on_end(self)
+
+    async def _run(self) -> None:
+        host = self._host
+        clock = SimulatedClock(host.world, self.process)
+        self.instance_id = clock.new_id()
+        self._stop = anyio.Event()
+        identity = Identity(RUNNER_ID, self.instance_id, "domain", "0", "host", "simulated")
+        engine = EngineDoor(host.engine, self._before)
+        await until_reachable(engine, clock)
+        ports = Ports(
+            clock=clock,
+            engine=engine,
+            git=host.git,
+            host=NoHostCommands(),
+            disk=WatchedDisk(host.disk),
+            messages=SimulatedMessages(host.disk),
+            ledgers=SimulatedLedgers(host.disk, clock.utc),
+            repositories=OneRepository(),
+            connections=ConnectionFactory(host.network, self.process, self._sent),
+        )
+        async with anyio.create_task_group() as tasks:
+            self.service = await assemble(SETTINGS, identity, ports, SANDBOX, CAPABILITIES, tasks)
+            await self.service.run(self._stop)
+            tasks.cancel_scope.cancel()
+
+    def _before(self, what: str, arguments: tuple[Any, ...]) -> None:
+        self._host.before_effect(self, what, arguments)
+
+    def _sent(self, method: str, payload: Mapping[str, object]) -> None:
+        self._host.before_send(self, method, payload)
+
+
+class BridgeHost:
+    """The machine of the runner: its disk, its engine, and one life of the bridge at a time.
+
+    :param before_effect: told what a life asks the engine for; ``before_send``: what it sends.
+    :ivar unexpected: why a life ended that nobody had ended.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        disk: SimulatedDisk,
+        engine: SimulatedEngine,
+        git: SimulatedGit,
+        network: Network,
+        before_effect: Callable[[Life, str, tuple[Any, ...]], None],
+        before_send: Callable[[Life, str, Mapping[str, object]], None],
+    ) -> None:
+        self.world = world
+        self.disk = disk
+        self.engine = engine
+        self.git = git
+        self.network = network
+        self.before_effect = before_effect
+        self.before_send = before_send
+        self.lives: list[Life] = []
+        self._rng = world.rng("host")
+
+    @property
+    def life(self) -> Life | None:
+        """The one that lives now."""
+        return self.lives[-1] if self.lives and not self.lives[-1].ended else None
+
+    def boot(self) -> None:
+        """Start the bridge, if none runs."""
+        if self.life is None:
+            self.world.note("host", "starts the bridge")
+            self.lives.append(Life(self, len(self.lives) + 1))
+
+    def kill(self, *, power_cut: bool) -> None:
+        """SIGKILL, or the end of the whole machine."""
+        life = self.life
+        if life is not None:
+            life.ended = True
+            self.world.loop.kill(life.process)
+        self.world.note("host", "power cut" if power_cut else "kill -9 of the bridge")
+        if power_cut:
+            self.disk.power_cut()
+            self.engine.die()
+            self.world.later("world", 8.0, lambda: self.engine.restart(keeps_containers=False))
+        if life is not None:
+            silence_s = 30.0 if power_cut else 0.01
+            self.world.later("world", silence_s, self.network.vanish, life.process)
+        self._boot_later()
+
+    def on_end(self, life: Life) -> None:
+        """A life has ended by itself: in order, or because it could not go on."""
+        self.world.note("host", f"{life.process} has ended: {life.failure!r}")
+        self.network.vanish(life.process)
+        leaves = _leaves(life.failure)
+        if any(not isinstance(error, ForgeError) for error in leaves) or (
+            leaves and life.service is not None
+        ):
+            self.world.failure = life.failure
+            self.world.violate("no surprise", f"{life.process} has died of {leaves!r}")
+        self._boot_later()
+
+    def _boot_later(self) -> None:
+        self.world.later("world", self._rng.uniform(0.5, 20.0), self.boot)
+
+
+def _leaves(error: BaseException | None) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [] if error is None else [error]

@@ -1,0 +1,345 @@
+"""The invariants, apart from the workload: what is watched, and what must hold at every step.
+
+Each checker has a name, which a violation begins with:
+
+``capacity``      what is held fits, adds up, and covers every agent that really runs
+``one run``       no agent runs twice under one fence, nor under an old one
+``intent``        nothing is created without a durable intent in the ledger
+``lease``         no agent outlives its lease by more than a tick and the grace
+``drain``         nothing is admitted while the runner drains
+``foreign``       nothing of others is touched
+``secret``        no secret is written, sent or given to the engine
+``durable``       a message is on disk before it is sent
+``delivered``     in the end, every durable message has reached the hub
+``nothing left``  in the end, engine, ledgers and outbox are empty and the capacity is whole
+``protocol``, ``exactly once``, ``outcome``: the hub's own (:mod:`.hub`)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from forge_core.admission import Admission, Key
+from forge_core.labels import ATTEMPT_ID, FENCE, RUNNER_ID, is_ours
+from forge_core.ledger import parse_ledger
+from forge_core.ports import EngineResource
+from forge_core.ready import Record, RecordKind, messages_of
+from forge_core.resources import COMPONENTS, ResourceVector
+from forge_core.sealed import unseal
+from forge_supervisor import supervisor as real
+
+from . import bridge
+from .containers import Hostility, Pid1
+from .disk import LEDGERS, OUTBOX, REPORTS, ledger_path
+from .engine import Container
+from .hub import KILL_GRACE_MS, REPLAYED
+from .world import World
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
+
+TICK_MS: Final = 1_000
+SLACK_MS: Final = 1_500
+"""For the way from the bridge to PID 1, and for what a killed process takes to end."""
+
+HOST_KILL_MS: Final = 60_000
+"""For a host that must do it without PID 1: the grace, and an engine that first times out."""
+
+
+class Checkers:
+    """Told by the engine, the containers, the disk and the bridge's doors what they see."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.simulation: Simulation
+        self.secrets: set[bytes] = set()
+        self.agents: list[Pid1] = []
+        self.recorded: dict[tuple[str, str], str] = {}
+        self.created_count = 0
+        self._ran: set[Key] = set()
+        self._held: frozenset[Key] = frozenset()
+        self._admission: Admission | None = None
+        self._used: ResourceVector | None = None
+        self._was_draining = False
+        self._lease_ends_ms: dict[Key, int] = {}
+        self._unkillable_ms = 0
+
+    # -- what others tell -----------------------------------------------------------------------
+
+    def secret(self, value: str) -> str:
+        """From now on this may be nowhere."""
+        self.secrets.add(value.encode())
+        return value
+
+    def created(self, resource: EngineResource) -> None:
+        """See :class:`.engine.EngineWatch`."""
+        self.created_count += 1
+
+    def started(self, container: Container) -> None:
+        """See :class:`.engine.EngineWatch`; an agent counts from its ``init``."""
+
+    def removed(self, resource: EngineResource) -> None:
+        """See :class:`.engine.EngineWatch`."""
+        ours = resource.labels.get(RUNNER_ID) == bridge.RUNNER_ID
+        consistent = ours and is_ours(resource.name, resource.labels)
+        self.world.require(consistent, "foreign", f"{resource.name} is removed")
+
+    def agent_started(self, agent: Pid1, init: real.Init) -> None:
+        """PID 1 has believed its ``init``."""
+        again = agent.key in self._ran
+        self.world.require(not again, "one run", f"{agent.key} runs a second time")
+        self._ran.add(agent.key)
+        self.agents.append(agent)
+
+    def agent_ended(self, agent: Pid1) -> None:
+        """Its processes are gone."""
+        if agent in self.agents:
+            self.agents.remove(agent)
+
+    def wrote(self, path: str, data: bytes) -> None:
+        """Something is about to be on disk."""
+        self._search(path, data)
+
+    def synced(self, path: str, data: bytes) -> None:
+        """It is on disk for good."""
+        if path.startswith(LEDGERS) and path.endswith(".ledger"):
+            self._note_messages(path, data)
+
+    def delivered(self, target: str, payload: Mapping[str, Any]) -> None:
+        """The bridge hears something that may move a lease."""
+        if target not in ("Start", "LeaseUpdate"):
+            return
+        key, now = (payload["attemptId"], payload["fence"]), self.world.now_ms
+        if target == "Start":
+            # The first packet wins, and nothing that comes later begins anew.
+            self._lease_ends_ms.setdefault(key, now + payload["lease"]["ttlMs"])
+        elif now < self._lease_ends_ms.get(key, 0):
+            self._lease_ends_ms[key] = now + payload["ttlMs"]
+
+    def before_effect(self, life: bridge.Life, what: str, arguments: tuple[Any, ...]) -> None:
+        """A life asks the engine for something."""
+        match what:
+            case "create_container":
+                self._search(what, json.dumps(arguments[1]).encode())
+                self._require_intent(arguments[0], arguments[1]["Labels"])
+            case "create_volume" | "create_network":
+                labels = arguments[1]
+                self._require_intent(arguments[0], labels.get("Labels", labels))
+            case "send":
+                self._check_init(life, *arguments)
+            case "start_container" | "remove_container" | "remove_volume" | "kill_container":
+                self._require_ours(what, arguments[0])
+
+    def before_send(self, life: bridge.Life, method: str, payload: Mapping[str, object]) -> None:
+        """A life sends something to the hub."""
+        self._search(method, json.dumps(payload).encode())
+        if method not in REPLAYED or "streamSequence" in payload:
+            return
+        disk = self.simulation.disk
+        identity = _message_id(method, payload)
+        found = any(identity in path for path in disk.synced if path.startswith((OUTBOX, REPORTS)))
+        self.world.require(found, "durable", f"{method} {identity} is sent but not on disk")
+
+    # -- at every step --------------------------------------------------------------------------
+
+    def after_step(self) -> None:
+        """What must hold now."""
+        life = self.simulation.host.life
+        runner = None if life is None else life.runner
+        if runner is None:
+            self._admission = None
+            return
+        admission = runner.admission
+        if admission is not self._admission:
+            self._admission, self._used = admission, None
+            self._held, self._was_draining = frozenset(admission.reservations), False
+        if admission.used is not self._used:
+            self._used = admission.used
+            self._check_sum(admission)
+            held = frozenset(admission.reservations)
+            new = held - self._held
+            drained = self._was_draining and runner.hub_settings.draining
+            self.world.require(not (new and drained), "drain", f"{set(new)} admitted")
+            self._held = held
+        self._was_draining = runner.hub_settings.draining
+        if runner.hub.is_online:
+            self._check_coverage(admission)
+
+    def every_second(self) -> None:
+        """What time alone can break."""
+        now = self.world.now_ms
+        if not self._host_can_kill():
+            self._unkillable_ms = now
+        for agent in tuple(self.agents):
+            end_ms = self._lease_end_ms(agent)
+            late_ms = now - end_ms - KILL_GRACE_MS - TICK_MS - SLACK_MS
+            if agent.hostility is Hostility.ENDLESS or self.world.loop.is_frozen(
+                agent.container.process
+            ):
+                late_ms = now - max(end_ms, self._unkillable_ms) - HOST_KILL_MS
+            self.world.require(
+                late_ms <= 0, "lease", f"{agent.key} runs {late_ms} ms too long ({agent.hostility})"
+            )
+
+    def _lease_end_ms(self, agent: Pid1) -> int:
+        dispatch = self.simulation.hub.dispatches[agent.key]
+        wall_ms = agent.started_ms + dispatch.attempt.hard_wall_ms + real.INIT_WAIT_MS
+        return min(wall_ms, self._lease_ends_ms.get(agent.key, 0))
+
+    def _host_can_kill(self) -> bool:
+        """Whether a live bridge stands before an engine that works."""
+        engine, life = self.simulation.engine, self.simulation.host.life
+        loop = self.world.loop
+        return (
+            life is not None
+            and life.runner is not None
+            and not loop.is_frozen(life.process)
+            and engine.up
+            and not engine.is_replaced
+            and not loop.is_frozen("engine")
+            and not self.simulation.faults_are_on
+        )
+
+    # -- at the end -----------------------------------------------------------------------------
+
+    def is_quiet(self) -> bool:
+        """Whether everything has come to rest."""
+        life = self.simulation.host.life
+        runner = None if life is None else life.runner
+        disk = self.simulation.disk
+        return (
+            runner is not None
+            and runner.hub.is_online
+            and not runner.admission.reservations
+            and not self._ours()
+            and not self.simulation.hub.live()
+            and not disk.names(LEDGERS, ".ledger")
+            and not disk.names(OUTBOX, ".json")
+            and not disk.names(REPORTS, ".json")
+        )
+
+    def at_the_end(self) -> None:
+        """What must hold once nothing goes wrong any more and time has passed."""
+        simulation, require = self.simulation, self.world.require
+        life = simulation.host.life
+        runner = None if life is None else life.runner
+        require(runner is not None, "nothing left", "the bridge does not run")
+        if runner is not None:
+            held = dict(runner.admission.reservations)
+            require(not held, "nothing left", f"held: {list(held.values())}")
+            require(
+                not any(getattr(runner.admission.used, name) for name in COMPONENTS),
+                "nothing left",
+                "capacity is not whole",
+            )
+        names = [resource.name for resource in self._ours()]
+        require(not names, "nothing left", f"in the engine: {names}")
+        for directory, suffix in ((LEDGERS, ".ledger"), (OUTBOX, ".json"), (REPORTS, ".json")):
+            files = simulation.disk.names(directory, suffix)
+            require(not files, "nothing left", f"on disk: {files}")
+        for resource in simulation.foreign:
+            there = resource in simulation.engine.resources()
+            require(there, "foreign", f"{resource.name} is gone")
+        self._check_delivery()
+
+    def _check_delivery(self) -> None:
+        hub, require = self.simulation.hub, self.world.require
+        for (method, identity), path in self.recorded.items():
+            require(
+                (method, identity) in hub.seen or self._was_replaced(method, identity),
+                "delivered",
+                f"{method} {identity} of {path} never arrived",
+            )
+        for dispatch in hub.dispatches.values():
+            if dispatch.fence < dispatch.attempt.fence:
+                continue
+            sequences = sorted(dispatch.events)
+            whole = sequences == list(range(1, len(sequences) + 1))
+            require(whole, "delivered", f"events of {dispatch.id} have holes: {sequences}")
+            if dispatch.accepted and not self._is_suspect(dispatch.id):
+                final = any(r["cleanup"] == "complete" for r in dispatch.results.values())
+                require(final, "delivered", f"{dispatch.id} was accepted and has no final result")
+
+    def _was_replaced(self, method: str, identity: str) -> bool:
+        """A first revision need not arrive once the second has."""
+        later = identity.removesuffix("r1") + "r2"
+        return method == "SubmitDispatchResult" and (method, later) in self.simulation.hub.seen
+
+    def _is_suspect(self, key: Key) -> bool:
+        return ledger_path(*key).replace(".ledger", ".suspect") in self.simulation.disk.files
+
+    # -- private --------------------------------------------------------------------------------
+
+    def _check_sum(self, admission: Admission) -> None:
+        total = ResourceVector()
+        for reservation in admission.reservations.values():
+            total += reservation.resources
+        self.world.require(total == admission.used, "capacity", f"{admission.used} is not {total}")
+        fits = admission.used.slots <= bridge.SLOTS
+        self.world.require(fits, "capacity", f"{admission.used.slots} slots used")
+
+    def _check_coverage(self, admission: Admission) -> None:
+        """The hub is told what really runs: an agent that nothing is held for is not told."""
+        for agent in self.agents:
+            if agent.key not in admission.reservations and self._is_here(agent):
+                self.world.violate("capacity", f"{agent.key} runs and nothing is held for it")
+
+    def _is_here(self, agent: Pid1) -> bool:
+        return agent.container.id in self.simulation.engine.containers
+
+    def _require_intent(self, name: str, labels: Mapping[str, str]) -> None:
+        path = ledger_path(labels[ATTEMPT_ID], int(labels[FENCE]))
+        records = parse_ledger(self.simulation.disk.synced.get(path, b"")).records
+        intended = any(r.kind == RecordKind.INTENT and r.data["name"] == name for r in records)
+        self.world.require(intended, "intent", f"{name} is asked for without a durable intent")
+
+    def _require_ours(self, what: str, reference: str) -> None:
+        for resource in self.simulation.engine.resources():
+            if reference in (resource.id, resource.name):
+                ours = resource.labels.get(RUNNER_ID) == bridge.RUNNER_ID
+                consistent = ours and is_ours(resource.name, resource.labels)
+                self.world.require(consistent, "foreign", f"{what} of {resource.name}")
+
+    def _check_init(self, life: bridge.Life, container: Any, data: bytes) -> None:
+        """The orders go out: from here on the agent may run."""
+        if not data.startswith(b'{"type":"init"'):
+            return
+        runner = life.runner
+        key = (container.labels[ATTEMPT_ID], int(container.labels[FENCE]))
+        highest = 0 if runner is None else runner.admission.highest_fence(key[0])
+        self.world.require(highest <= key[1], "one run", f"{key} is started, {highest} was seen")
+
+    def _search(self, where: str, data: bytes) -> None:
+        for secret in self.secrets:
+            if secret in data:
+                self.world.violate("secret", f"a secret is in {where}")
+
+    def _note_messages(self, path: str, data: bytes) -> None:
+        for line in data.splitlines():
+            value = unseal(line)
+            for message in messages_of([Record(RecordKind(value["kind"]), value["data"])]):
+                report = message.method == "SubmitCleanupReport"
+                identity = f"{message.id}.1" if report else message.id
+                self.recorded[message.method, identity] = path
+
+    def _ours(self) -> list[EngineResource]:
+        return [
+            resource
+            for resource in self.simulation.engine.resources()
+            if resource.labels.get(RUNNER_ID) == bridge.RUNNER_ID
+            and is_ours(resource.name, resource.labels)
+        ]
+
+
+def _message_id(method: str, payload: Mapping[str, Any]) -> str:
+    match method:
+        case "SubmitDispatchEvent":
+            return str(payload["eventId"])
+        case "SubmitDispatchResult":
+            return f"{payload['attemptId']}.{payload['fence']}.r{payload['revision']}"
+        case "SubmitCleanupReport":
+            return str(payload["reportId"])
+        case _:
+            return f"{payload['requestId']}.reap"

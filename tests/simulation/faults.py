@@ -1,0 +1,79 @@
+"""What may go wrong, and how often: chosen anew by each seed (swarm testing).
+
+A seed switches each kind of fault on or off and gives it a rate, so that some seeds try one
+kind thoroughly and others many at once.  After :meth:`Faults.stop` nothing new goes wrong.
+"""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - an argument's type; the instances are seeded
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class Faults:
+    """Probabilities per request, message or container; 0: never.
+
+    Engine: ``engine_slow`` answers after the caller gave up, but does it; ``engine_lost`` breaks
+    the connection before or after it was done; ``engine_full`` has no room for a new thing;
+    ``engine_stuck`` resists a removal for a while; ``exit_lies`` tells a wrong exit code.
+    Containers: ``pid1_hostile`` does not do what the supervisor must; ``oom`` kills the agent.
+    Network: ``lost``, ``doubled`` and ``late`` messages from the hub; ``ack_lost`` drops the hub's
+    answer with the connection; ``dropped`` ends a connection at a message.
+    Disk: ``disk_full`` refuses a write, ``disk_broken`` a sync; ``disk_slow`` takes seconds.
+    Git: ``git_refuses`` a commit or a bundle.  Hub: ``hub_errs`` answers with an error.
+    """
+
+    engine_slow: float = 0.0
+    engine_lost: float = 0.0
+    engine_full: float = 0.0
+    engine_stuck: float = 0.0
+    exit_lies: float = 0.0
+    pid1_hostile: float = 0.0
+    oom: float = 0.0
+    lost: float = 0.0
+    doubled: float = 0.0
+    late: float = 0.0
+    ack_lost: float = 0.0
+    dropped: float = 0.0
+    disk_full: float = 0.0
+    disk_broken: float = 0.0
+    disk_slow: float = 0.0
+    git_refuses: float = 0.0
+    hub_errs: float = 0.0
+
+    @classmethod
+    def of(cls, rng: random.Random) -> Faults:
+        """Those of one seed: about half of the kinds, from rare to frequent."""
+        chosen = cls()
+        for name, most in MOST.items():
+            if rng.random() < 0.5:
+                setattr(chosen, name, most * rng.random() ** 2)
+        return chosen
+
+    def stop(self) -> None:
+        """From here on everything works."""
+        for field in fields(self):
+            setattr(self, field.name, 0.0)
+
+
+MOST = {
+    "engine_slow": 0.2,
+    "engine_lost": 0.2,
+    "engine_full": 0.1,
+    "engine_stuck": 0.5,
+    "exit_lies": 0.5,
+    "pid1_hostile": 0.6,
+    "oom": 0.3,
+    "lost": 0.3,
+    "doubled": 0.5,
+    "late": 0.5,
+    "ack_lost": 0.1,
+    "dropped": 0.05,
+    "disk_full": 0.2,
+    "disk_broken": 0.05,
+    "disk_slow": 0.2,
+    "git_refuses": 0.3,
+    "hub_errs": 0.2,
+}
+assert set(MOST) == {field.name for field in fields(Faults)}

@@ -1,0 +1,64 @@
+"""The simulated Git store: commits that are there or not, bundles that are accepted or not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator
+
+import anyio
+
+from forge_core.errors import RefusedError
+from forge_core.ports import ImportedOutput
+
+from .faults import Faults
+from .world import World
+
+
+class SimulatedGit:
+    """:class:`forge_core.ports.GitStore`; the store outlives the process.
+
+    :ivar refs: what was imported, by ref.
+    """
+
+    def __init__(self, world: World, faults: Faults) -> None:
+        self.refs: dict[str, str] = {}
+        self._world = world
+        self._faults = faults
+        self._rng = world.rng("git")
+
+    async def ensure_commit(self, repository: str, commit: str) -> None:
+        """See the port."""
+        await anyio.sleep(self._rng.uniform(0.01, 2.0))
+        if self._rng.random() < self._faults.git_refuses:
+            raise RefusedError(f"cannot have {commit} of {repository}", code="workspace_invalid")
+
+    async def workspace_archive(
+        self, repository: str, commit: str, *, uid: int, gid: int, directory: str
+    ) -> AsyncIterator[bytes]:
+        """See the port; it is no tar, since nobody unpacks it."""
+        for part in (repository, commit, directory):
+            await anyio.sleep(self._rng.uniform(0.01, 0.2))
+            yield f"{part}\0{uid}\0{gid}".encode()
+
+    async def tree_listing(self, repository: str, commit: str) -> bytes:
+        """See the port."""
+        await anyio.sleep(self._rng.uniform(0.01, 0.2))
+        return f"{repository} {commit}".encode()
+
+    async def import_bundle(
+        self,
+        repository: str,
+        bundle: AsyncIterable[bytes],
+        *,
+        input_commit: str,
+        bundle_ref: str,
+        claimed_commit: str,
+        target_ref: str,
+    ) -> ImportedOutput:
+        """See the port."""
+        content = b"".join([piece async for piece in bundle])
+        await anyio.sleep(self._rng.uniform(0.01, 0.5))
+        if self._rng.random() < self._faults.git_refuses or not content:
+            raise RefusedError(f"cannot import {claimed_commit}", code="output_invalid")
+        self.refs[target_ref] = claimed_commit
+        self._world.note("git", f"imports {target_ref}")
+        return ImportedOutput(claimed_commit, 1, len(content))

@@ -1,0 +1,151 @@
+"""What happens to the parts as a whole: kills, freezes, partitions, restarts, and the operators.
+
+A seed switches each kind on or off.  Every fault ends by itself, so that stopping the nemesis is
+enough for everything to work again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from .bridge import RUNNER_ID
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
+
+MEAN_GAP_S: Final = 12.0
+
+
+class Nemesis:
+    """Does one thing after the other at random moments.
+
+    :ivar kinds: what this seed's does.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._rng = simulation.world.rng("nemesis")
+        self._reaps = 0
+        every: dict[str, Callable[[], None]] = {
+            "kill the bridge": lambda: simulation.host.kill(power_cut=False),
+            "cut the power": lambda: simulation.host.kill(power_cut=True),
+            "stop the bridge": self._stop_bridge,
+            "freeze the bridge": self._freeze_bridge,
+            "kill the engine": self._kill_engine,
+            "freeze the engine": lambda: self._freeze("engine", 40.0),
+            "freeze a container": self._freeze_container,
+            "partition": self._partition,
+            "cut the connection": simulation.network.cut,
+            "restart the hub": self._restart_hub,
+            "step the wall clock": self._step_clock,
+            "fill the disk": self._fill_disk,
+            "cancel": self._cancel,
+            "supersede": self._supersede,
+            "drain": self._drain,
+            "reap": self._reap,
+        }
+        self.kinds = {name: do for name, do in every.items() if self._rng.random() < 0.4}
+        self._stopped = False
+        self._next()
+
+    def stop(self) -> None:
+        """Nothing new happens from here on."""
+        self._stopped = True
+
+    def _next(self) -> None:
+        if self.kinds:
+            gap_s = self._rng.expovariate(1 / MEAN_GAP_S)
+            self._simulation.world.later("world", gap_s, self._act)
+
+    def _act(self) -> None:
+        if not self._stopped:
+            name = self._rng.choice(list(self.kinds))
+            self._simulation.world.note("nemesis", name)
+            self.kinds[name]()
+            self._next()
+
+    def _for_a_while(self, most_s: float, undo: Callable[[], None]) -> None:
+        self._simulation.world.later("world", self._rng.uniform(0.2, most_s), undo)
+
+    def _freeze(self, process: str, most_s: float) -> None:
+        loop = self._simulation.world.loop
+        loop.freeze(process)
+        self._for_a_while(most_s, lambda: loop.thaw(process))
+
+    def _stop_bridge(self) -> None:
+        life = self._simulation.host.life
+        if life is not None:
+            life.stop()
+
+    def _freeze_bridge(self) -> None:
+        life = self._simulation.host.life
+        if life is not None:
+            self._freeze(life.process, 40.0)
+
+    def _freeze_container(self) -> None:
+        running = [c for c in self._simulation.engine.containers.values() if c.status == "running"]
+        if running:
+            self._freeze(self._rng.choice(running).process, 60.0)
+
+    def _kill_engine(self) -> None:
+        engine = self._simulation.engine
+        keeps = self._rng.random() < 0.5
+        if engine.up:
+            engine.die()
+            self._for_a_while(15.0, lambda: engine.restart(keeps_containers=keeps))
+
+    def _partition(self) -> None:
+        network = self._simulation.network
+        network.partitioned = True
+
+        def heal() -> None:
+            network.partitioned = False
+
+        self._for_a_while(60.0, heal)
+
+    def _restart_hub(self) -> None:
+        network = self._simulation.network
+        network.hub_is_up = False
+        network.cut()
+
+        def start() -> None:
+            network.hub_is_up = True
+
+        self._for_a_while(20.0, start)
+
+    def _step_clock(self) -> None:
+        self._simulation.world.wall_offset_s += self._rng.choice((-86_400, -3_600, 3_600, 86_400))
+
+    def _fill_disk(self) -> None:
+        disk = self._simulation.disk
+        before = disk.usage
+        disk.usage = replace(before, used_percent=self._rng.choice((85, 91, 99)))
+
+        def clear() -> None:
+            disk.usage = replace(before, used_percent=40)
+
+        self._for_a_while(30.0, clear)
+
+    def _cancel(self) -> None:
+        live = self._simulation.hub.live()
+        if live:
+            self._simulation.hub.cancel(self._rng.choice(live))
+
+    def _supersede(self) -> None:
+        live = self._simulation.hub.live()
+        if live:
+            self._simulation.hub.supersede(self._rng.choice(live))
+
+    def _drain(self) -> None:
+        hub = self._simulation.hub
+        hub.drain(True)
+        self._for_a_while(60.0, lambda: hub.drain(False))
+
+    def _reap(self) -> None:
+        hub = self._simulation.hub
+        self._reaps += 1
+        live = hub.live()
+        one = self._rng.choice(live) if live and self._rng.random() < 0.5 else None
+        hub.reap(self._reaps, RUNNER_ID, one)

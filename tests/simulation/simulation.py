@@ -1,0 +1,202 @@
+"""One seed, from the first step to the verdict."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from forge_core.labels import Owner
+from forge_core.ports import EngineResource
+from forge_core.wire.codes import ResourceKind
+
+from .bridge import IMAGE, RUNNER_ID, BridgeHost
+from .checkers import Checkers
+from .containers import AgentPlan, Helper, Pid1
+from .disk import SimulatedDisk
+from .engine import Container, Program, SimulatedEngine, Thing
+from .faults import Faults
+from .git import SimulatedGit
+from .hub import Attempt, SimulatedHub
+from .loop import NothingLeftError, virtual_loop
+from .nemesis import Nemesis
+from .network import Network
+from .world import World
+
+MAX_STEPS: Final = 2_000_000
+TROUBLE_S: Final = 240.0
+"""How long things go wrong."""
+
+SETTLE_S: Final = 3_600.0
+"""Within which everything must come to rest afterwards."""
+
+CHECK_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one seed."""
+
+    seed: int
+    steps: int
+    virtual_s: float
+    violations: tuple[str, ...]
+    tail: tuple[str, ...]
+    digest: str
+    attempts: int
+    crashes: int
+
+
+class Simulation:
+    """All parts of one seed's world, wired together."""
+
+    def __init__(self, world: World, *, faults: bool) -> None:
+        self.world = world
+        self.faults_are_on = faults
+        self.faults = Faults.of(world.rng("faults")) if faults else Faults()
+        self.checkers = Checkers(world)
+        self.checkers.simulation = self
+        self.hub = SimulatedHub(world, self.checkers.secret)
+        self.network = Network(world, self.faults, self.hub, self.checkers.delivered)
+        self.disk = SimulatedDisk(world, self.faults, self.checkers)
+        self.git = SimulatedGit(world, self.faults)
+        self.engine = SimulatedEngine(
+            world, self.faults, self.checkers, self._program, frozenset({IMAGE})
+        )
+        self.foreign = tuple(self._foreign())
+        self.host = BridgeHost(
+            world,
+            self.disk,
+            self.engine,
+            self.git,
+            self.network,
+            self.checkers.before_effect,
+            self.checkers.before_send,
+        )
+        self._plan_work()
+        self.nemesis = Nemesis(self) if faults else None
+        world.note("world", f"faults: {self.faults}")
+        if self.nemesis is not None:
+            world.note("world", f"nemesis: {', '.join(self.nemesis.kinds)}")
+        world.loop.after_step = self._after_step
+        world.later("world", 0, self.host.boot)
+        world.later("world", CHECK_S, self._check)
+        world.later("world", TROUBLE_S, self._stop_trouble)
+
+    def _after_step(self) -> None:
+        self.checkers.after_step()
+        if self.world.loop.steps >= MAX_STEPS:
+            self.world.violate("progress", f"not at rest after {MAX_STEPS} steps")
+
+    def _check(self) -> None:
+        self.world.later("world", CHECK_S, self._check)
+        self.checkers.every_second()
+        if self.faults_are_on or self.hub.working:
+            return
+        if self.checkers.is_quiet() or self.world.now_s > TROUBLE_S + SETTLE_S:
+            self.checkers.at_the_end()
+            self.world.note("world", "at rest")
+            self.world.loop.stop()
+
+    def _stop_trouble(self) -> None:
+        self.world.note("world", "from here on nothing goes wrong")
+        self.faults_are_on = False
+        self.faults.stop()
+        if self.nemesis is not None:
+            self.nemesis.stop()
+        self.hub.working = False
+
+    def _plan_work(self) -> None:
+        rng = self.world.rng("work")
+        for number in range(rng.randint(2, 6)):
+            plan = AgentPlan(
+                runs_s=rng.choice((0.5, 5.0, 40.0, 400.0)),
+                exit_code=rng.choice((0, 0, 0, 1)),
+                prints_every_s=rng.choice((0.0, 1.0, 7.0)),
+                obeys_term=rng.random() < 0.7,
+            )
+            self.hub.attempts.append(
+                Attempt(
+                    f"attempt-{number + 1}",
+                    plan,
+                    ttl_ms=rng.choice((6_000, 15_000, 60_000)),
+                    hard_wall_ms=rng.choice((60_000, 600_000)),
+                    idle_ms=rng.choice((20_000, 600_000)),
+                    has_secret=rng.random() < 0.5,
+                )
+            )
+
+    def _program(self, container: Container) -> Program | None:
+        if container.role == "agent":
+            return Pid1(self.world, self.faults, container, self.checkers)
+        if container.role == "helper":
+            return Helper(self.world, self.faults, container)
+        return None
+
+    def _foreign(self) -> Iterator[EngineResource]:
+        """What is in the engine besides: of another runner, and ours only by its labels."""
+        other = Owner("runner-2", "other", "attempt-1", 1, "project", "domain")
+        ours = Owner(RUNNER_ID, "old", "attempt-1", 1, "project", "domain")
+        volumes = (
+            (other.name("workspace"), other.labels("workspace")),
+            ("precious", ours.labels("workspace")),
+            ("plain", {}),
+        )
+        for name, labels in volumes:
+            resource = EngineResource(ResourceKind.VOLUME, name, name, labels, self.world.utc())
+            self.engine.volumes[name] = Thing(resource)
+            yield resource
+
+
+def simulate(
+    seed: int, *, faults: bool = True, show: Callable[[str], None] | None = None
+) -> Outcome:
+    """Run one seed to its end.
+
+    :param show: called with every line of the trace as it comes.
+    """
+    with virtual_loop() as loop:
+        world = World(seed, loop, show)
+        with _logging_into(world):
+            simulation = Simulation(world, faults=faults)
+            try:
+                loop.run_forever()
+            except NothingLeftError:
+                world.violate("progress", "everybody waits for ever")
+        if world.failure is not None:
+            for line in traceback.format_exception(world.failure):
+                world.tail.extend(line.rstrip().splitlines())
+        return Outcome(
+            seed,
+            loop.steps,
+            world.now_s,
+            tuple(world.violations),
+            tuple(world.tail),
+            world.digest,
+            len(simulation.hub.dispatches),
+            len(simulation.host.lives) - 1,
+        )
+
+
+@contextmanager
+def _logging_into(world: World) -> Iterator[None]:
+    """What the bridge logs becomes part of the trace."""
+
+    def tell(_logger: object, method: str, event: Any) -> Any:
+        failed = event.pop("exc_info", None)
+        more = " ".join(f"{key}={value}" for key, value in event.items() if key != "event")
+        world.note("log", f"{method}: {event['event']} {more}")
+        if failed:
+            world.note("log", traceback.format_exc())
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[tell])
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
