@@ -39,6 +39,7 @@ class Container:
         self.scope = anyio.CancelScope()
         self._input = bytearray()
         self._output: deque[tuple[int, bytes]] = deque()
+        self._hung_up = False
         self._moved = anyio.Event()
 
     @property
@@ -66,6 +67,11 @@ class Container:
         """One frame of PID 1."""
         self.write(json.dumps({"type": kind, **fields}).encode() + b"\n")
 
+    def hang_up(self) -> None:
+        """The streams end although the program goes on."""
+        self._hung_up = True
+        self._move()
+
     # -- the bridge's side: an Attachment ---------------------------------------------------------
 
     async def send(self, data: bytes) -> None:
@@ -80,7 +86,7 @@ class Container:
 
     async def receive(self) -> tuple[int, bytes] | None:
         while not self._output:
-            if self.ended.is_set():
+            if self.ended.is_set() or self._hung_up:
                 return None
             await self._moved.wait()
         await anyio.lowlevel.checkpoint()

@@ -293,9 +293,8 @@ def renewal(
     key: bytes,
     *,
     ttl_ms: int = 60_000,
-    **lies: object,
 ) -> dict[str, object]:
-    """A ``LeaseUpdate`` with its MAC; ``lies`` are put in after it was computed."""
+    """A ``LeaseUpdate`` with its MAC."""
     message = lease_message(attempt_id, fence, sequence, ttl_ms, ISSUED_AT)
     return {
         "attemptId": attempt_id,
@@ -304,5 +303,4 @@ def renewal(
         "ttlMs": ttl_ms,
         "issuedAt": ISSUED_AT,
         "mac": sign_lease(key, message),
-        **lies,
     }
