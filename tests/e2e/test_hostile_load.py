@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -104,3 +105,39 @@ def test_a_huge_workspace_is_refused_by_name_and_removed(rig: Rig) -> None:
 def test_the_bridge_lives_through_all_of_it(rig: Rig) -> None:
     assert rig.wait_over(rig.dispatch("true"))["outcome"] == "succeeded"
     assert rig.bridge.process.poll() is None
+
+
+LONG_LINE = "import sys\nsys.stdout.write('x' * 10_000_000)"
+TINY_LINES = "import os\nfor _ in range(1_000_000): os.write(1, b'\\n')"
+CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
+
+
+@pytest.mark.requirement("B-04")
+@pytest.mark.parametrize("script", [LONG_LINE, TINY_LINES], ids=["long line", "tiny lines"])
+def test_output_of_any_shape_costs_no_memory(rig: Rig, script: str) -> None:
+    before_kib = rig.bridge.memory_peak_kib()
+    session_id = rig.dispatch("python3", "-c", script, limits={"maxOutputBytes": 1 << 30})
+    result = rig.wait_over(session_id)
+    assert result["outcome"] == "succeeded", result
+    grown_kib = rig.bridge.memory_peak_kib() - before_kib
+    assert grown_kib < 32 * 1024, f"grew by {grown_kib} KiB"
+    assert rig.diagnostics(session_id)["logTail"]
+
+
+BINARY = """
+import os
+for stream in (1, 2):
+    os.write(stream, bytes(range(256)) + b"\\xed\\xa0\\x80\\xf4\\x90\\x80\\x80\\xc0\\x80")
+    os.write(stream, b"\\x1b]0;title\\x07\\x1b[2J\\x1b[31m\\xc2\\x9b31mred\\r\\n")
+"""
+
+
+@pytest.mark.requirement("B-04")
+def test_binary_output_and_escapes_reach_no_log_and_no_terminal(rig: Rig) -> None:
+    session_id = rig.dispatch("python3", "-c", BINARY)
+    assert rig.wait_over(session_id)["outcome"] == "succeeded"
+    printed = rig.diagnostics(session_id)["logTail"]
+    assert printed.count("\x1b]0;title") == 2  # as it was, for who asks for it
+    assert "\N{REPLACEMENT CHARACTER}" in printed
+    for log in (rig.bridge.log, rig.hub.log):
+        assert CONTROLS.search(log.read_bytes()) is None
