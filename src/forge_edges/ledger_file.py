@@ -1,8 +1,9 @@
 """The append-only record of one attempt on disk (:class:`forge_core.ports.Ledger`; storage.md).
 
 Appends that meet share one write and one ``fdatasync`` (group commit).  A write that fails
-leaves the file as it was before; a sync that fails ends the ledger for this process, since what
-such a file holds is known only after it was read again (fsync(2), NOTES).
+leaves the file as it was before.  After a sync that fails the file is not written to any more,
+since the kernel may believe clean what the disk never saw (fsync(2), NOTES): the next append
+copies what was durable into a new file and goes on there.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from forge_edges.durable_file import (
     disk_errors,
     on_disk,
     read_file,
+    replace_file,
     sync_directory,
     write_all,
 )
@@ -104,7 +106,8 @@ class LedgerFile:
         """Add records in one write; all are durable when this returns, none when it raises.
 
         Once begun it is carried through although the caller is cancelled: an intent without its
-        effect does no harm.  A crash may leave the first of them.  Records become durable in the order of the calls.
+        effect does no harm.  A crash may leave the first of them.  Records become durable in the
+        order of the calls.
 
         :raises DiskUnusable: the records must be taken as not written.
         :raises RefusedError: ``record_invalid``, ``record_too_large``, ``ledger_full`` or
@@ -154,9 +157,7 @@ class LedgerFile:
 
     def _write(self, bodies: list[bytes]) -> None:
         if self._broken is not None:
-            raise DiskUnusable(
-                f"cannot append to {self.path}: an earlier sync failed: {self._broken}"
-            )
+            self._begin_anew(self._broken)
         lines = b"".join(
             complete_line(sequence, body)
             for sequence, body in enumerate(bodies, self._sequence + 1)
@@ -184,6 +185,22 @@ class LedgerFile:
             self._broken = error.strerror
             self._cut_back()
             raise
+
+    def _begin_anew(self, broken: str) -> None:
+        """Go on in a new file that holds exactly the records whose sync succeeded."""
+        try:
+            durable = read_file(self.path, 2 * MAX_LEDGER_BYTES)[: self._size_bytes]
+            if parse_ledger(durable).good_bytes != self._size_bytes:
+                raise DiskUnusable("what was durable before cannot be read back")
+            replace_file(self.path, durable)
+            with disk_errors("open", self.path):
+                descriptor = os.open(self.path, _OPEN_FLAGS)
+        except ForgeError as error:
+            raise DiskUnusable(
+                f"cannot append to {self.path}: an earlier sync failed ({broken}), and: {error}"
+            ) from error
+        os.close(self._descriptor)
+        self._descriptor, self._broken = descriptor, None
 
     def _cut_back(self) -> bool:
         """Remove what a failed write left, so that nobody takes the next record for its end."""
