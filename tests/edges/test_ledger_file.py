@@ -26,7 +26,7 @@ from forge_core.ledger import (
     parse_ledger,
 )
 from forge_core.ready import RecordKind
-from forge_edges import ledger_file
+from forge_edges import durable_file, ledger_file
 from forge_edges.ledger_file import LedgerFile, read_ledger
 
 pytestmark = pytest.mark.requirement("B-24")
@@ -214,7 +214,35 @@ async def expect_failure(ledger: LedgerFile, n: int) -> None:
         await ledger.append("fact", {"n": n})
 
 
-async def test_after_a_failed_sync_nothing_is_believed_until_the_ledger_is_read_again(
+async def test_after_a_failed_sync_the_ledger_goes_on_in_a_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    ledger = await begin(path)
+    await ledger.append("fact", {"n": 1})
+    first = path.stat().st_ino
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_file.os, "fdatasync", fail)
+        await expect_failure(ledger, 2)
+        patch.setattr(durable_file.os, "fsync", fail)
+        await expect_failure(ledger, 3)
+    assert path.stat().st_ino == first
+    await ledger.append("fact", {"n": 4})
+    assert path.stat().st_ino != first
+    await ledger.append("fact", {"n": 5})
+    await ledger.close()
+    assert said(read_ledger(path)) == [1, 4, 5]
+    again = await LedgerFile.open(path, utc=lambda: TIME)
+    await again.append("fact", {"n": 6})
+    await again.close()
+    assert said(read_ledger(path)) == [1, 4, 5, 6]
+
+
+async def test_what_was_durable_must_read_back_before_a_new_file_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a"
@@ -227,12 +255,13 @@ async def test_after_a_failed_sync_nothing_is_believed_until_the_ledger_is_read_
     with monkeypatch.context() as patch:
         patch.setattr(ledger_file.os, "fdatasync", fail)
         await expect_failure(ledger, 2)
-    with pytest.raises(DiskUnusable, match="an earlier sync failed"):
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20] + b"x" * 20)
+    with pytest.raises(DiskUnusable, match="cannot be read back"):
         await ledger.append("fact", {"n": 3})
+    path.write_bytes(whole)
+    await ledger.append("fact", {"n": 4})
     await ledger.close()
-    again = await LedgerFile.open(path, utc=lambda: TIME)
-    await again.append("fact", {"n": 4})
-    await again.close()
     assert said(read_ledger(path)) == [1, 4]
 
 
