@@ -111,6 +111,11 @@ class AttemptRun:
                 wake_at_ms = None
             await until(clock, wake_at_ms, moved)
 
+    def degrade(self) -> None:
+        """Keep the capacity taken until a pass has removed and recorded what is left."""
+        self.runner.admission.transition(self.state.key, ReservationState.DEGRADED)
+        self.runner.notify()
+
     async def retire(self) -> None:
         """Give the capacity back and let the ledger go; it says RELEASED by now."""
         runner, key = self.runner, self.state.key
@@ -176,8 +181,7 @@ class AttemptRun:
                 runner.admission.transition(key, ReservationState.RELEASING)
                 runner.notify()
             case DegradeReservation():
-                runner.admission.transition(key, ReservationState.DEGRADED)
-                runner.notify()
+                self.degrade()
             case FreeReservation():
                 await self.retire()
             case _:

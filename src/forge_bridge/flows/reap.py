@@ -14,7 +14,6 @@ import structlog
 from forge_bridge.flows.teardown import remove_all, tear_down
 from forge_bridge.runner import Runner
 from forge_core.admission import Key
-from forge_core.attempt import Phase
 from forge_core.errors import DiskUnusable, ForgeError
 from forge_core.labels import ROLE, Owner, runner_filter
 from forge_core.ports import Engine, EngineResource
@@ -97,7 +96,9 @@ class Reaper:
         self, trigger: CleanupTrigger, only: Key | None
     ) -> tuple[Reaped, ...]:
         reaped: list[Reaped] = []
-        runs = [r for r in self._runner.attempts.values() if r.state.phase is Phase.DEGRADED]
+        reservations = self._runner.admission.reservations.values()
+        degraded = [r.key for r in reservations if r.state is ReservationState.DEGRADED]
+        runs = [run for key in degraded if (run := self._runner.attempts.get(key)) is not None]
         for run in runs:
             if only is None or only == run.state.key:
                 removed = await tear_down(run, self._engine, trigger)

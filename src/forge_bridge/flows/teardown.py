@@ -30,8 +30,9 @@ async def tear_down(
     try:
         await run.feed(ResourcesRemoved(trigger, removed))
     except DiskUnusable as error:
-        # The capacity stays taken; the next pass finds nothing left and tries to say so again.
+        # Gone, but not provably: the capacity stays taken until a pass has said so on disk.
         run.log.error("cannot record the cleanup", error=str(error))
+        run.degrade()
     return removed
 
 
