@@ -204,21 +204,24 @@ class Checkers:
 
     # -- at the end -----------------------------------------------------------------------------
 
-    def is_quiet(self) -> bool:
+    def is_quiet(self, *, on_disk_too: bool = False) -> bool:
         """Whether everything has come to rest."""
         life = self.simulation.host.life
         runner = None if life is None else life.runner
-        disk = self.simulation.disk
         return (
             runner is not None
             and runner.hub.is_online
             and not runner.admission.reservations
+            and not runner.outbox.pending
             and not self._ours()
             and not self.simulation.hub.live()
-            and not disk.names(LEDGERS, ".ledger")
-            and not disk.names(OUTBOX, ".json")
-            and not disk.names(REPORTS, ".json")
+            and not (on_disk_too and self._files())
         )
+
+    def _files(self) -> list[str]:
+        """What is in ``attempts/``, ``outbox/`` and ``cleanup-reports/``."""
+        names = self.simulation.disk.names
+        return [*names(LEDGERS, ".ledger"), *names(OUTBOX, ".json"), *names(REPORTS, ".json")]
 
     def at_the_end(self) -> None:
         """What must hold once nothing goes wrong any more and time has passed."""
@@ -236,9 +239,8 @@ class Checkers:
             )
         names = [resource.name for resource in self._ours()]
         require(not names, "nothing left", f"in the engine: {names}")
-        for directory, suffix in ((LEDGERS, ".ledger"), (OUTBOX, ".json"), (REPORTS, ".json")):
-            files = simulation.disk.names(directory, suffix)
-            require(not files, "nothing left", f"on disk: {files}")
+        files = self._files()
+        require(not files, "nothing left", f"on disk: {files}")
         for resource in simulation.foreign:
             there = resource in simulation.engine.resources()
             require(there, "foreign", f"{resource.name} is gone")

@@ -1,7 +1,7 @@
 """The simulated disk below the state root, and the two stores that live on it.
 
-Fault model: a write may find no room (ENOSPC) and leaves nothing; a sync may fail (EIO), and
-the ledger is broken for this process from then on; anything may take seconds.  A killed process
+Fault model: a write may find no room (ENOSPC) and leaves nothing; a sync may fail (EIO), after
+which a ledger goes on in a new file; anything may take seconds.  A killed process
 loses nothing that it has written; a power cut keeps of what was not synced an arbitrary prefix,
 and forgets a removal that was not synced.  A replaced file is the old one or the new one, whole.
 
@@ -175,7 +175,8 @@ class SimulatedLedger:
         with anyio.CancelScope(shield=True):
             async with self._one_at_a_time:
                 if self._broken:
-                    raise DiskUnusable(f"cannot append to {self._path}: an earlier sync failed")
+                    await self._disk.replace(self._path, self._disk.synced[self._path])
+                    self._broken = False
                 try:
                     lines = [
                         complete_line(number, body)

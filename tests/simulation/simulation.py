@@ -56,7 +56,8 @@ class Simulation:
 
     def __init__(self, world: World, *, faults: bool) -> None:
         self.world = world
-        self.faults_are_on = faults
+        self.faults_are_on = True
+        self._restarts_asked = False
         self.faults = Faults.of(world.rng("faults")) if faults else Faults()
         self.checkers = Checkers(world)
         self.checkers.simulation = self
@@ -95,9 +96,17 @@ class Simulation:
     def _check(self) -> None:
         self.world.later("world", CHECK_S, self._check)
         self.checkers.every_second()
-        if self.faults_are_on or self.hub.working:
+        if self.faults_are_on:
             return
-        if self.checkers.is_quiet() or self.world.now_s > TROUBLE_S + SETTLE_S:
+        if not self._restarts_asked and self.checkers.is_quiet():
+            # What could not be forgotten on a full disk is forgotten by the next life.
+            self._restarts_asked = True
+            self.world.note("world", "one more start")
+            assert self.host.life is not None
+            self.host.life.stop()
+        elif (self._restarts_asked and self.checkers.is_quiet(on_disk_too=True)) or (
+            self.world.now_s > TROUBLE_S + SETTLE_S
+        ):
             self.checkers.at_the_end()
             self.world.note("world", "at rest")
             self.world.loop.stop()
