@@ -73,6 +73,7 @@ class _Conversation:
         self._ended: ProcessEnded | None = None
         self._claimed: Deadline | None = None
         self._ready = False
+        self._has_orders = False
         self._started = anyio.Event()
         self._renewal: LeaseUpdate | None = None
         self._renewed = anyio.Event()
@@ -106,7 +107,12 @@ class _Conversation:
             tasks.cancel_scope.cancel()
 
     async def end_gently(self, stream: Attachment) -> None:
-        """TERM, the grace, KILL by PID 1; teardown kills whatever is left after that."""
+        """TERM, the grace, KILL by PID 1; teardown kills whatever is left after that.
+
+        Before PID 1 has its orders there is no agent to be gentle with.
+        """
+        if not self._has_orders:
+            return
         grace_ms = self._context.settings.kill_grace_ms
         with anyio.move_on_after((grace_ms + 1_000) / 1000, shield=True):
             try:
@@ -153,6 +159,7 @@ class _Conversation:
     async def _give_orders(self, stream: Attachment) -> None:
         # From here on renewals are handed on; one that came before is in the orders.
         self._context.run.forward_renewal = self._take_renewal
+        self._has_orders = True
         try:
             await self._send(stream, encode(self._orders()))
         except EngineUnreachable as error:

@@ -1,0 +1,117 @@
+"""Secret grants: redeemed once, given to the agent, masked everywhere else (B-60)."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bridge_parts import KEY, memory_bridge, real_bridge, wait_for
+from scripted_hub import HubException
+
+from engines import Engine
+
+SECRET = "s3cret-with-many-words-in-it"
+
+
+def granted(**secrets: str) -> dict[str, Any]:
+    return {"accepted": True, "secrets": secrets}
+
+
+@pytest.mark.engine("d26")
+@pytest.mark.requirement("B-60")
+async def test_a_secret_reaches_the_agent_and_nobody_else(
+    tmp_path: Path, engine: Engine, runner_id: str
+) -> None:
+    script = (
+        'test "$DEPLOY_KEY" = "' + base64.b64encode(SECRET.encode()).decode() + '" && exit 9; '
+        'printf "it is %s" "${DEPLOY_KEY%-with*}"; sleep 0.3; '
+        'printf "%s.\\n" "${DEPLOY_KEY#s3cret}"; '
+        'echo "$DEPLOY_KEY" > VERSION; test ${#DEPLOY_KEY} = ' + str(len(SECRET))
+    )
+    async with real_bridge(tmp_path, engine, runner_id) as bridge:
+        hub = bridge.hub
+        bridge.secrets.add(SECRET)
+        answers = {"one": granted(DEPLOY_KEY=SECRET), "two": granted(SHORT="abc")}
+        hub.answers["RedeemSecretGrant"] = lambda payload: answers[payload["handle"]]
+        attempt_id = await bridge.run("sh", "-c", script, secretGrants=["one", "two"])
+        result = await hub.over(attempt_id)
+        assert result["outcome"] == "succeeded", result
+        assert [call["handle"] for call in hub.of("RedeemSecretGrant")] == ["one", "two"]
+        assert hub.of("RedeemSecretGrant")[0]["runnerInstanceId"] == hub.instance_id
+        redeemed = await hub.event(attempt_id, "secrets.redeemed")
+        assert redeemed["payload"] == {"names": ["DEPLOY_KEY", "SHORT"]}
+        warning = await hub.event(attempt_id, "warning")
+        assert warning["payload"]["code"] == "secret_not_maskable"
+        assert "SHORT" in warning["payload"]["detail"]
+        logs = hub.of("SubmitDispatchEvent", attemptId=attempt_id, type="log")
+        assert "".join(log["payload"]["text"] for log in logs) == "it is ***.\n"
+
+
+@pytest.mark.requirement("B-60")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"accepted": False, "reason": "unknown_handle"},
+        HubException("no"),
+        None,
+        {"accepted": True, "secrets": ["A"]},
+        {"accepted": True, "secrets": {"A": 7}},
+        {"accepted": True, "secrets": {"A=B": SECRET}},
+        {"accepted": True, "secrets": {"": SECRET}},
+        {"accepted": True, "secrets": {"NUL": SECRET + "\0"}},
+        {"accepted": True, "secrets": {f"S{n}": SECRET for n in range(1_025)}},
+    ],
+    ids=["no", "error", "null", "array", "number", "equals", "nameless", "nul", "too many"],
+)
+async def test_an_answer_that_is_no_grant_fails_the_attempt_by_name(
+    tmp_path: Path, answer: object
+) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        bridge.secrets.add(SECRET)
+        bridge.hub.answers["RedeemSecretGrant"] = lambda _payload: answer
+        result = await bridge.hub.over(await bridge.run("true", secretGrants=["handle"]))
+        assert (result["outcome"], result["failureCode"]) == ("failed", "secret_grant_denied")
+        assert len(bridge.hub.of("RedeemSecretGrant")) == 1
+
+
+@pytest.mark.requirement("B-60", "B-07")
+async def test_a_lost_answer_fails_the_attempt_because_a_handle_works_once(
+    tmp_path: Path,
+) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        hub = bridge.hub
+        hub.answers["RedeemSecretGrant"] = hub.never
+        attempt_id = await bridge.run("true", secretGrants=["handle"])
+        await hub.next("RedeemSecretGrant")
+        hub.snapshot = [{"attemptId": attempt_id, "fence": 1, "state": "running"}]
+        hub.drop()
+        assert (await hub.over(attempt_id))["failureCode"] == "secret_grant_denied"
+        assert len(hub.of("RedeemSecretGrant")) == 1
+
+
+@pytest.mark.requirement("B-60", "B-71")
+async def test_a_hub_that_is_away_is_waited_for_until_the_lease_ends(tmp_path: Path) -> None:
+    async with memory_bridge(tmp_path, max_concurrent_sandboxes=3) as bridge:
+        hub = bridge.hub
+        hub.answers["RedeemSecretGrant"] = granted(KEY=SECRET)
+        bridge.secrets.add(SECRET)
+        offers = [await bridge.accept() for _ in range(2)]
+        lease = {"sequence": 0, "key": base64.b64encode(KEY).decode()}
+        for offer, ttl_ms in zip(offers, (60_000, 500), strict=True):
+            start = bridge.start(offer, "env", "KEY", secretGrants=["h"])
+            hub.send("Start", {**start, "lease": {**lease, "ttlMs": ttl_ms}})
+        patient, brief = (bridge.runner.attempts[offer["attemptId"], 1] for offer in offers)
+        bridge.runner.hub.offline(bridge.runner.hub._connection)  # type: ignore[arg-type]
+        await wait_for(lambda: brief.state.failure is not None)
+        assert patient.state.phase == "running"
+        hub.snapshot = [
+            {"attemptId": offer["attemptId"], "fence": 1, "state": "running"} for offer in offers
+        ]
+        hub.drop()
+        assert (await hub.over(offers[0]["attemptId"]))["outcome"] == "succeeded"
+        assert (await hub.over(offers[1]["attemptId"]))["failureCode"] == "lease_expired"
+        assert len(hub.of("RedeemSecretGrant")) == 1
+        (log,) = hub.of("SubmitDispatchEvent", type="log")
+        assert log["payload"]["text"] == "***"
