@@ -52,7 +52,7 @@ def drain(
         last = _wait(root, None if timeout_s is None else time.monotonic() + timeout_s)
     if last is None:
         say("no bridge runs; the next start finds this host drained")
-    elif not _is_idle(last):
+    elif not last.is_drained:
         complain(
             f"error: after {timeout_s} s there are still {_counts(last)}; this host stays drained"
         )
@@ -87,22 +87,9 @@ def _wait(root: Path, deadline_s: float | None) -> BridgeStatus | None:
         found = read_status(root)
         if found is None or liveness(found)[0] is Liveness.NOT_RUNNING:
             return None
-        if _is_idle(found) or (deadline_s is not None and time.monotonic() >= deadline_s):
+        if found.is_drained or (deadline_s is not None and time.monotonic() >= deadline_s):
             return found
         time.sleep(LOOK_EVERY_S)
-
-
-def _is_idle(status: BridgeStatus) -> bool:
-    """The bridge knows of the drain, and nothing that it holds will still run.
-
-    What resists its removal is no reason to wait: a restart tries again as well.
-    """
-    from forge_bridge.status import Side
-    from forge_core.wire.codes import ReservationState
-
-    held = status.reserved_count + status.starting_count + status.active_count
-    releasing = any(a.state is ReservationState.RELEASING for a in status.attempts)
-    return Side.HOST in status.drained_by and held == 0 and not releasing
 
 
 def _counts(status: BridgeStatus) -> str:

@@ -20,7 +20,7 @@ from forge_core.backoff import ConnectionPhase
 from forge_core.errors import RefusedError
 from forge_core.resources import ResourceCapacity, ResourceVector
 from forge_core.wire.base import Count, Id, Name, Text, Timestamp, WireModel, parse
-from forge_core.wire.codes import RunnerState
+from forge_core.wire.codes import ReservationState, RunnerState
 from forge_core.wire.shapes import DiskState, HeartbeatAttempt
 from forge_edges.durable_file import read_file
 
@@ -77,6 +77,16 @@ class BridgeStatus(WireModel):
     last_error: Text | None = None
     written_at: Timestamp
     written_boot_ms: Count
+
+    @property
+    def is_drained(self) -> bool:
+        """The bridge knows that its host drains, and holds nothing that will still run (B-87).
+
+        What resists its removal is no reason to wait: a restart tries again as well.
+        """
+        held = self.reserved_count + self.starting_count + self.active_count
+        releasing = any(a.state is ReservationState.RELEASING for a in self.attempts)
+        return Side.HOST in self.drained_by and held == 0 and not releasing
 
 
 def process_identity(pid: int) -> str | None:

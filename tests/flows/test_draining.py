@@ -145,14 +145,17 @@ def command(root: Path, *arguments: str) -> tuple[int, str]:
         },
     ],
 )
-def test_waiting_ends_when_nothing_runs_or_in_time(
-    tmp_path: Path, still: dict[str, object]
-) -> None:
+def test_what_is_still_waited_for(still: dict[str, object]) -> None:
+    assert status_of(degraded_reservation_count=1).is_drained
+    assert not status_of(**still).is_drained
+
+
+def test_waiting_ends_once_nothing_runs_or_in_time(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    write_status(tmp_path, status_of(**still))
+    write_status(tmp_path, status_of(active_count=1))
     code, text = command(tmp_path, "drain", "--wait", "--timeout", "1")
     assert code == 1
-    assert "error: after 1 s there are still" in text
+    assert "error: after 1 s there are still 0 reserved, 0 starting, 1 active" in text
     assert state.is_drained(tmp_path)
     later = threading.Timer(0.3, write_status, (tmp_path, status_of(degraded_reservation_count=2)))
     later.start()
