@@ -251,7 +251,8 @@ def _reopen(path: Path) -> tuple[int, LedgerContents]:
         try:
             if contents.torn_tail:
                 os.ftruncate(descriptor, contents.good_bytes)
-                os.fdatasync(descriptor)
+            # A killed process may have written what nobody has synced: it counts from here on.
+            os.fdatasync(descriptor)
         except OSError:
             os.close(descriptor)
             raise

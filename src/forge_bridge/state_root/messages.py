@@ -84,6 +84,9 @@ class MessageStore:
 
     def _load(self) -> tuple[Entry, ...]:
         with disk_errors("list", self._outbox):
+            # What an earlier process could not make durable counts as durable from here on.
+            sync_directory(self._outbox)
+            sync_directory(self._cleanup_reports)
             paths = [*self._outbox.glob("*.json"), *self._cleanup_reports.glob("*.json")]
         entries = []
         for path in paths:
