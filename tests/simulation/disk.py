@@ -78,8 +78,7 @@ class SimulatedDisk:
         """
         await self._write(path, data)
         self.files[path] = data
-        if self._rng.random() < self._faults.disk_broken:
-            raise DiskUnusable(f"cannot write {path}: input/output error")
+        self._require_sync(path)
         self.synced[path] = data
         self._watch.synced(path, data)
 
@@ -105,6 +104,25 @@ class SimulatedDisk:
         if synced:
             self.synced.pop(path, None)
 
+    async def cut(self, path: str, size_bytes: int) -> None:
+        """Keep the first bytes, durably."""
+        await self._take_time()
+        self.files[path] = self.files[path][:size_bytes]
+        self._require_sync(path)
+        self.synced[path] = self.files[path]
+        self._watch.synced(path, self.files[path])
+
+    async def sync_names(self, *directories: str) -> None:
+        """Which files there are is durable from here on; their content was so before."""
+        await self._take_time()
+        for directory in directories:
+            self._require_sync(directory)
+            for path in [path for path in self.synced if path.startswith(directory)]:
+                if path not in self.files:
+                    del self.synced[path]
+            for path in [path for path in self.files if path.startswith(directory)]:
+                self.synced[path] = self.files[path]
+
     async def read(self, path: str) -> bytes:
         """The whole file."""
         await self._take_time()
@@ -126,6 +144,10 @@ class SimulatedDisk:
         """What admission sees."""
         await self._take_time()
         return self.usage
+
+    def _require_sync(self, path: str) -> None:
+        if self._rng.random() < self._faults.disk_broken:
+            raise DiskUnusable(f"cannot sync {path}: input/output error")
 
     async def _write(self, path: str, data: bytes) -> None:
         await self._take_time()
@@ -219,8 +241,7 @@ class SimulatedLedgers:
         contents = parse_ledger(await self._disk.read(path))
         if contents.suspect is not None:
             raise RefusedError(f"cannot go on with {path}", code="ledger_suspect")
-        if contents.torn_tail:
-            await self._disk.replace(path, self._disk.files[path][: contents.good_bytes])
+        await self._disk.cut(path, contents.good_bytes)
         return SimulatedLedger(self._disk, path, len(contents.records), self._utc)
 
     async def read_all(self) -> tuple[StoredLedger, ...]:
@@ -253,6 +274,7 @@ class SimulatedMessages:
     async def load(self) -> tuple[Entry, ...]:
         """In the order of creation."""
         entries = []
+        await self._disk.sync_names(OUTBOX, REPORTS)
         for path in (*self._disk.names(OUTBOX, ".json"), *self._disk.names(REPORTS, ".json")):
             try:
                 content = unseal(await self._disk.read(path))
