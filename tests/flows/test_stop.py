@@ -1,0 +1,124 @@
+"""Stopping in order: what runs ends, is removed, and the hub hears of it first (B-01, B-87)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+from bridge_parts import git, make_repository, memory_bridge, real_bridge, settings_for, wait_for
+from memory_engine import Container, MemoryEngine
+from scripted_hub import ScriptedHub
+from test_legacy import dispatch
+
+from engines import Engine
+from forge_bridge.app import open_bridge
+from forge_bridge.repositories import add_repository
+
+
+async def deaf_agent(container: Container) -> int:
+    """Takes its whole grace, so that there is time to see how the bridge stops."""
+    container.frame("ready")
+    await container.read_line()
+    container.frame("started")
+    await anyio.sleep_forever()
+    return 0
+
+
+@pytest.mark.requirement("B-01", "B-83")
+async def test_what_runs_ends_and_is_reported_before_the_connection_goes(tmp_path: Path) -> None:
+    engine = MemoryEngine()
+    engine.programs["agent"] = deaf_agent
+    async with memory_bridge(
+        tmp_path, engine=engine, max_concurrent_sandboxes=4, allow_host_execution=True
+    ) as bridge:
+        hub = bridge.hub
+        running = await bridge.run("wait")
+        await hub.event(running, "agent.started")
+        reserved = (await bridge.accept())["attemptId"]
+        begun = tmp_path / "begun"
+        script = f"touch {begun}; exec sleep 60"
+        hub.send("Dispatch", dispatch("legacy", "sh", "-c", script))
+        await wait_for(begun.exists)
+        bridge.stop.set()
+        late = bridge.offer()
+        await hub.next("Heartbeat", state="stopping")
+        hub.send("Offer", late)
+        with anyio.fail_after(15):
+            await bridge.stopped.wait()
+        for attempt_id in (running, reserved):
+            (result,) = hub.of("SubmitDispatchResult", attemptId=attempt_id, cleanup="complete")
+            assert (result["outcome"], result["failureCode"]) == ("failed", "bridge_stopped")
+        (legacy,) = hub.of("SubmitLegacyResult", dispatchId="legacy")
+        assert not legacy["succeeded"]
+        (report,) = hub.of("SubmitCleanupReport", attemptId=running)
+        assert {r["outcome"] for r in report["resources"]} == {"removed"}
+        assert engine.is_empty
+        assert bridge.is_idle
+        (decision,) = hub.of("SubmitOfferDecision", offerId=late["offerId"])
+        assert decision["reasonCode"] == "stopping"
+        assert not hub.is_connected
+
+
+@pytest.mark.requirement("B-01", "B-83")
+@pytest.mark.parametrize("how", ["away", pytest.param("silent", marks=pytest.mark.slow)])
+async def test_a_hub_that_is_not_there_holds_up_no_stop(tmp_path: Path, how: str) -> None:
+    engine = MemoryEngine()
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+        hub = bridge.hub
+        attempt_id = await bridge.run("wait")
+        await hub.event(attempt_id, "agent.started")
+        if how == "away":
+            hub.answers["RegisterRunner"] = hub.never
+            hub.drop()
+            await wait_for(lambda: not bridge.runner.hub.is_online)
+        else:
+            hub.fall_silent()
+        bridge.stop.set()
+        with anyio.fail_after(3 if how == "away" else 14):
+            await bridge.stopped.wait()
+        assert engine.is_empty
+        assert bridge.is_idle
+    outbox = list((tmp_path / "state" / "outbox").glob("*.json"))
+    assert outbox, "what the hub has not acknowledged waits for the next start"
+    async with memory_bridge(tmp_path) as bridge:
+        result = await bridge.hub.over(attempt_id)
+        assert result["failureCode"] == "bridge_stopped"
+        assert (await bridge.hub.next("SubmitCleanupReport"))["attemptId"] == attempt_id
+
+
+@pytest.mark.engine("d26")
+@pytest.mark.requirement("B-01", "B-05", "B-80")
+async def test_a_real_bridge_from_open_to_stop(
+    tmp_path: Path, engine: Engine, runner_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", engine.base_url)
+    async with ScriptedHub().running() as hub:
+        settings = settings_for(
+            tmp_path, hub, runner_id=runner_id, agent_tooling_image=engine.tooling_image
+        )
+        settings.sandbox_state_root.mkdir(mode=0o700)
+        commit = make_repository(tmp_path / "clone")
+        add_repository(settings.sandbox_state_root, "sample", tmp_path / "clone")
+        stop = anyio.Event()
+        async with open_bridge(settings) as service, anyio.create_task_group() as tasks:
+            tasks.start_soon(service.run, stop)
+            registered = await hub.next("RegisterRunner")
+            assert registered["capabilities"]["runtimes"] == ["docker"]
+            assert registered["capabilities"]["engine"]["version"] == engine.version
+            await hub.online()
+            stop.set()
+        assert not hub.is_connected
+        assert git(tmp_path / "clone", "rev-parse", "HEAD") == commit
+    async with real_bridge(tmp_path, engine, runner_id) as bridge:
+        hub = bridge.hub
+        attempt_id = await bridge.run("sh", "-c", "echo on; sleep 60")
+        await hub.event(attempt_id, "log")
+        bridge.stop.set()
+        with anyio.fail_after(15):
+            await bridge.stopped.wait()
+        (result,) = hub.of("SubmitDispatchResult", cleanup="complete")
+        assert (result["outcome"], result["failureCode"]) == ("failed", "bridge_stopped")
+        wanted = json.dumps({"label": [f"dev.forge.runner-id={runner_id}"]})
+        assert engine.api.get("/containers/json", {"all": "1", "filters": wanted}) == []
