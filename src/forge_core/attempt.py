@@ -66,7 +66,6 @@ from forge_core.wire.codes import (
     Stage,
 )
 from forge_core.wire.events import EMPTY, PAYLOADS, AgentExited, OutputImported, Warning_
-from forge_core.wire.from_hub import LeaseUpdate
 from forge_core.wire.limits import cut_detail, fitting_payloads
 from forge_core.wire.shapes import StageTiming
 
@@ -193,8 +192,8 @@ def _running(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
             return attempt, Ready()
         case EndRequested(failure, detail):
             return _end(attempt, failure, detail)
-        case RenewalArrived(update):
-            return _renew(attempt, update, now)
+        case RenewalArrived():
+            return _renew(attempt, event, now)
         case StageEntered(stage):
             return replace(_close_stage(attempt, now), stage=stage, stage_since=now), Ready()
         case ResourceIntended(kind, name, role):
@@ -253,11 +252,13 @@ def _end(
     return blamed, Ready() if blamed is attempt else Ready(actions=(StopStages(),))
 
 
-def _renew(attempt: Attempt, update: LeaseUpdate, now: Now) -> tuple[Attempt, Ready]:
+def _renew(attempt: Attempt, event: RenewalArrived, now: Now) -> tuple[Attempt, Ready]:
     assert attempt.lease is not None, f"attempt {attempt.key}: a renewal without a lease"
-    renewed, refusal = leases.renew(attempt.lease, update, now.ms)
+    renewed, refusal = leases.renew(
+        attempt.lease, event.update, now.ms, received_ms=event.received_ms
+    )
     if refusal is None:
-        actions: tuple[Action, ...] = (ForwardRenewal(update),)
+        actions: tuple[Action, ...] = (ForwardRenewal(event.update),)
         return replace(attempt, lease=renewed), Ready(actions=actions)
     return _count_refusal(attempt, refusal, now)
 

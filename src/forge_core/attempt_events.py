@@ -82,9 +82,10 @@ class OutputAccepted:
 
 @dataclass(frozen=True, slots=True)
 class RenewalArrived:
-    """A lease update for exactly this dispatch."""
+    """A lease update for exactly this dispatch, which may have waited for its turn since."""
 
     update: LeaseUpdate
+    received_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,14 @@ def grant(
     return Lease(attempt_id, fence, key, sequence, now_ms + ttl_ms, wall, min(idle_ms, wall))
 
 
-def renew(lease: Lease, update: LeaseUpdate, now_ms: int) -> tuple[Lease, Refusal | None]:
-    """Accept or refuse a renewal; a refused one changes nothing and revives nothing."""
+def renew(
+    lease: Lease, update: LeaseUpdate, now_ms: int, *, received_ms: int | None = None
+) -> tuple[Lease, Refusal | None]:
+    """Accept or refuse a renewal; a refused one changes nothing and revives nothing.
+
+    :param received_ms: when it came, if it has waited since: the new deadline counts from there
+        (protocol.md, Lease).
+    """
     if (update.attempt_id, update.fence) != (lease.attempt_id, lease.fence):
         return lease, Refusal.WRONG_ATTEMPT
     message = lease_message(
@@ -106,7 +112,7 @@ def renew(lease: Lease, update: LeaseUpdate, now_ms: int) -> tuple[Lease, Refusa
         return lease, Refusal.EXPIRED
     if update.sequence <= lease.sequence:
         return lease, Refusal.OLD_SEQUENCE
-    deadline_ms = now_ms + update.ttl_ms
+    deadline_ms = (now_ms if received_ms is None else received_ms) + update.ttl_ms
     if lease.hard_wall_at_ms is not None:
         deadline_ms = min(deadline_ms, lease.hard_wall_at_ms)
     return replace(lease, sequence=update.sequence, deadline_ms=deadline_ms), None

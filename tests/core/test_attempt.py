@@ -100,7 +100,7 @@ EXAMPLES: list[Event] = [
     OutputSeen(),
     Tick(),
     EndRequested(FailureCode.CANCELLED),
-    RenewalArrived(renewal(1)),
+    RenewalArrived(renewal(1), 0),
     ResourcesRemoved(TEARDOWN, ()),
 ]
 
@@ -152,7 +152,7 @@ def test_the_three_deadlines_end_it_with_three_codes(
         AgentEnded(exit_code=0),
         OutputSeen(),
         Happened(EventType.BUILD_STARTED),
-        RenewalArrived(renewal(1)),
+        RenewalArrived(renewal(1), 0),
         StagesEnded(FailureCode.AGENT_FAILED),
         StagesEnded(),
     ],
@@ -169,7 +169,7 @@ def test_a_deadline_that_came_first_is_the_first_reason(event: Event) -> None:
 @pytest.mark.requirement("B-70")
 def test_refused_renewals_are_counted_and_told_once() -> None:
     attempt, _ = run(reserved(), started(0))
-    forged = RenewalArrived(renewal(1, key=bytes(32)))
+    forged = RenewalArrived(renewal(1, key=bytes(32)), 0)
     attempt, all_ready = run(attempt, forged, forged, forged)
     assert attempt.refused_renewals == 3
     assert [len(ready.records) for ready in all_ready] == [1, 0, 0]

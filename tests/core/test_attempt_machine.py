@@ -246,7 +246,8 @@ class AttemptMachine(RuleBasedStateMachine):
 
     @rule(sequence=st.integers(0, 5), forged=st.booleans())
     def renew(self, sequence: int, forged: bool) -> None:
-        ready = self.feed(RenewalArrived(renewal(sequence, key=bytes(32) if forged else KEY)))
+        update = renewal(sequence, key=bytes(32) if forged else KEY)
+        ready = self.feed(RenewalArrived(update, self.now_ms))
         assert not (forged and any(isinstance(a, ForwardRenewal) for a in ready.actions))
 
     @precondition(lambda self: not self.is_in(Phase.RESERVED))

@@ -85,6 +85,14 @@ def test_no_renewal_revives_an_expired_lease() -> None:
 
 
 @pytest.mark.requirement("B-70")
+def test_a_renewed_lease_runs_from_the_receipt_however_long_the_renewal_waited() -> None:
+    renewed, refusal = leases.renew(granted(), renewal(1), 900, received_ms=300)
+    assert (renewed.deadline_ms, refusal) == (1_300, None)
+    late, refusal = leases.renew(granted(), renewal(1), 1_000, received_ms=999)
+    assert (late, refusal) == (granted(), Refusal.EXPIRED)
+
+
+@pytest.mark.requirement("B-70")
 def test_a_sequence_is_accepted_once() -> None:
     lease, refusal = leases.renew(granted(), renewal(5), 10)
     assert refusal is None

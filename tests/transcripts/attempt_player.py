@@ -157,7 +157,8 @@ def _renewal(at_ms: int, words: Words) -> Event:
             ttl_ms=ttl_ms,
             issued_at=issued_at,
             mac=sign_lease(key, signed),
-        )
+        ),
+        at_ms,
     )
 
 

@@ -113,7 +113,10 @@ class Inbox:
     def _lease_update(self, payload: object) -> None:
         update = self._read(LeaseUpdate, payload)
         if update is not None:
-            self._submit(update.attempt_id, lambda: handle_lease_update(self._runner, update))
+            received_ms = self._runner.clock.now_ms()
+            self._submit(
+                update.attempt_id, lambda: handle_lease_update(self._runner, update, received_ms)
+            )
 
     def _cancel(self, payload: object) -> None:
         cancel = self._read(Cancel, payload)

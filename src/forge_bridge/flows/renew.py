@@ -12,11 +12,14 @@ from forge_core.wire.from_hub import LeaseUpdate
 logger = structlog.get_logger(__name__)
 
 
-async def handle_lease_update(runner: Runner, update: LeaseUpdate) -> None:
+async def handle_lease_update(runner: Runner, update: LeaseUpdate, received_ms: int) -> None:
     """Hand it to the dispatch that it names; any other fence changes nothing.
 
     One under a lower fence is late and nothing more; one under a fence that was never offered
     here is counted against the live dispatch (protocol.md, Attempts and fences; Lease).
+
+    :param received_ms: CLOCK_BOOTTIME; the renewed lease runs from here, however long a slow
+        disk keeps the update waiting.
     """
     if update.fence < runner.admission.highest_fence(update.attempt_id):
         return
@@ -29,6 +32,6 @@ async def handle_lease_update(runner: Runner, update: LeaseUpdate) -> None:
         )
         return
     try:
-        await run.feed(RenewalArrived(update))
+        await run.feed(RenewalArrived(update, received_ms))
     except DiskUnusable as error:
         run.log.error("cannot record a refused renewal", error=str(error))
