@@ -77,7 +77,7 @@ class Pid1:
         self.container = container
         self.key = (container.labels[ATTEMPT_ID], int(container.labels[FENCE]))
         self.is_running = False
-        self.started_ms = 0
+        self.frozen_ms = 0
         self._rng = world.rng(f"pid1/{container.name}")
         hostile = self._rng.random() < faults.pid1_hostile
         self.hostility = self._rng.choice(list(Hostility)[1:]) if hostile else Hostility.NONE
@@ -101,8 +101,7 @@ class Pid1:
 
     def start(self) -> None:
         """Say that it is ready, and wait for ``init``."""
-        self.started_ms = self.world.now_ms
-        self._phase_ends_ms = self.started_ms + real.INIT_WAIT_MS
+        self._phase_ends_ms = self.world.now_ms + real.INIT_WAIT_MS
         if self.hostility is not Hostility.SILENT:
             self._outbox.control(type="ready", version=1, pid=1)
         delay_s = self._rng.uniform(0.01, 0.3)
