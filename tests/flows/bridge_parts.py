@@ -303,6 +303,7 @@ async def attended(
                 stop.set()
                 await stopped.wait()
     assert bridge.leaks() == []
+    assert [entry for entry in logs if "exc_info" in entry] == [], "a bug of the bridge"
 
 
 @asynccontextmanager
