@@ -59,38 +59,10 @@ def test_the_agent_cannot_read_write_trace_or_signal_its_supervisor(rig: Rig) ->
     works = {what for what, outcome in found["child"].items() if outcome == "done"}
     assert works == found["child"].keys() - refused_by_seccomp, found["child"]
     assert set(found["PID 1"].values()) <= {"EACCES", "EPERM"}, found["PID 1"]
+    assert set(found["other doors"].values()) <= {"EPERM", "ENOSYS"}, found["other doors"]
     assert found["signals"] == "done"
     assert found["descriptors"] == {"0": "/dev/null", "1": "pipe", "2": "pipe"}
     assert not found["canary in command line"]
-
-
-SLOW = """
-import os, time
-os.setpriority(os.PRIO_PROCESS, 1, 19)
-os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))
-os.sched_setaffinity(1, {0})
-"""
-STARVED = """
-import os, resource, time
-resource.prlimit(1, resource.RLIMIT_%s, (0, 0))
-while True:
-    os.write(1, b"work for PID 1" * 300)
-"""
-
-
-@pytest.mark.requirement("B-70")
-def test_a_slowed_supervisor_still_does_its_work(rig: Rig) -> None:
-    result, _ = run(rig, SLOW)
-    assert result["outcome"] == "succeeded", result
-
-
-@pytest.mark.requirement("B-70")
-@pytest.mark.parametrize("limit", ["NOFILE", "AS", "CPU"])
-def test_an_agent_that_breaks_its_supervisor_ends_itself(rig: Rig, limit: str) -> None:
-    result, _ = run(rig, STARVED % limit, limits={"maxOutputBytes": 1 << 40})
-    assert (result["outcome"], result["failureCode"]) == ("failed", "supervisor_lost")
-    assert result["exitCode"] is None
-    assert not rig.resources()
 
 
 FORGED = """

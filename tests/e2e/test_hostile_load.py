@@ -61,6 +61,30 @@ def test_a_fork_bomb_that_spins_hurts_nobody_and_ends(rig: Rig) -> None:
     assert not rig.resources()
 
 
+STARVE_PID_1 = """
+import os
+def tried(attempt):
+    try:
+        attempt()
+    except PermissionError:
+        os.write(1, b"refused\\n")
+tried(lambda: os.setpriority(os.PRIO_PROCESS, 1, 19))
+tried(lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)))
+tried(lambda: os.sched_setaffinity(1, {0}))
+os.sched_setaffinity(0, {0})
+"""
+
+
+@pytest.mark.requirement("B-71", "B-72")
+def test_a_starved_supervisor_buys_no_time(rig: Rig) -> None:
+    began = time.monotonic()
+    session_id = start(rig, STARVE_PID_1 + BOMB, limits={"hardWallMs": 2_000})
+    result = rig.wait_over(session_id)
+    assert (result["outcome"], result["failureCode"]) == ("expired", "hard_wall_expired")
+    assert time.monotonic() - began < PEER_PATIENCE_S
+    assert not rig.resources()
+
+
 HOG = "hog = []\nwhile True: hog.append(bytearray(1 << 20))"
 MANY_SMALL_HOGS = """
 import os, time

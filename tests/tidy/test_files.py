@@ -90,3 +90,8 @@ def test_the_version_is_one() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["version"] == __version__
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    names = [path.name for path in tracked_files() if path.name.startswith("test_")]
+    assert sorted(names) == sorted(set(names)), "pytest imports each by its bare name"
