@@ -22,6 +22,7 @@ import json
 import os
 import select
 import signal
+import struct
 import time
 
 # The exit status of the container.  Anything else is not the supervisor's own word.
@@ -418,6 +419,55 @@ def harden() -> None:
         raise Unsafe("cannot supervise: the kernel refuses to close this process to its own user")
 
 
+# By machine, for each of its ways to call the kernel: the audit architecture, setpriority, and
+# what takes a pid first: sched_setparam, _setscheduler, _setaffinity, _setattr, and prlimit64.
+GUARDED_CALLS = {
+    "x86_64": (
+        (0xC000003E, 141, 142, 144, 203, 314, 302),
+        (0x40000003, 97, 154, 156, 241, 351, 340),
+    ),
+    "aarch64": (
+        (0xC00000B7, 140, 118, 119, 122, 274, 261),
+        (0x40000028, 97, 154, 156, 241, 380, 369),
+    ),
+}
+
+
+def guards(machine: str) -> list[bytes]:
+    """Seccomp filters (seccomp(2), classic BPF) that keep the agent's hands off PID 1's priority,
+    CPUs and limits; none for a machine that is not listed.
+
+    One user's processes may do that to one another.  A PID 1 that gets no CPU outlives its
+    deadlines, SIGKILL from outside too: it has to run in order to die.
+    """
+    load, equal, mask, answer = 0x20, 0x15, 0x54, 0x06
+    allow, deny = (answer, 0, 0, 0x7FFF0000), (answer, 0, 0, 0x50000 | errno.EPERM)
+    found = []
+    for architecture, priority, *by_pid in GUARDED_CALLS.get(machine, ()):
+        program = [(load, 0, 0, 4), (equal, 1, 0, architecture), allow]
+        # setpriority of process or group 1, or of all of the user's (PRIO_USER is 2).
+        for call, place, value in (priority, 1, 1), (priority, 0, 2), *((n, 0, 1) for n in by_pid):
+            program += [(load, 0, 0, 0), (mask, 0, 0, 0xBFFFFFFF), (equal, 0, 3, call)]  # and x32's
+            program += [(load, 0, 0, 16 + 8 * place), (equal, 0, 1, value), deny]
+        found.append(b"".join(struct.pack("=HBBI", *line) for line in (*program, allow)))
+    return found
+
+
+def guard_pid_1(filters: list[bytes]) -> None:
+    """Put this process and all that it will start under *filters*, for ever.
+
+    :raises OSError: the kernel has refused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    for program in filters:
+        content = ctypes.create_string_buffer(program, len(program))
+        fprog = struct.pack("@HP", len(program) // 8, ctypes.addressof(content))
+        set_seccomp, filter_mode, place = 22, 2, ctypes.create_string_buffer(fprog, len(fprog))
+        if libc.prctl(set_seccomp, filter_mode, ctypes.addressof(place), 0, 0):
+            raise OSError(ctypes.get_errno(), "seccomp")
+
+
 class OomScore:
     """Makes the agent go first when memory runs out: without PID 1 nobody says what happened.
 
@@ -475,6 +525,8 @@ def _become_agent(init: Init, out_write: int, err_write: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.chdir(init.cwd)
+        doing = b"guard PID 1"
+        guard_pid_1(guards(os.uname().machine))
         doing, status = b"run " + init.argv[0], 127
         os.execvpe(init.argv[0], init.argv, init.env)
     except OSError as error:
