@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 
+from .mutations import MUTATIONS, mutated
 from .simulation import simulate
 
 
@@ -16,11 +17,14 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="the first one (default 1)")
     parser.add_argument("--calm", action="store_true", help="without any fault")
     parser.add_argument("--trace", action="store_true", help="print every line of the trace")
+    parser.add_argument("--mutate", choices=sorted(MUTATIONS), help="put a known bug in first")
     options = parser.parse_args()
     began = time.monotonic()
     steps, virtual_s, broken = 0, 0.0, []
     for seed in range(options.first, options.first + options.seeds):
-        outcome = simulate(seed, faults=not options.calm, show=print if options.trace else None)
+        show = print if options.trace else None
+        with mutated(options.mutate):
+            outcome = simulate(seed, faults=not options.calm, show=show)
         steps += outcome.steps
         virtual_s += outcome.virtual_s
         if outcome.violations:

@@ -21,6 +21,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from forge_bridge.runner import Runner
 from forge_core.admission import Admission, Key
 from forge_core.labels import ATTEMPT_ID, FENCE, RUNNER_ID, is_ours
 from forge_core.ledger import parse_ledger
@@ -28,6 +29,7 @@ from forge_core.ports import EngineResource
 from forge_core.ready import Record, RecordKind, messages_of
 from forge_core.resources import COMPONENTS, ResourceVector
 from forge_core.sealed import unseal
+from forge_core.wire.codes import ReservationState
 from forge_supervisor import supervisor as real
 
 from . import bridge
@@ -45,6 +47,9 @@ TICK_MS: Final = 1_000
 SLACK_MS: Final = 1_500
 """For the way from the bridge to PID 1, and for what a killed process takes to end."""
 
+LATE_S: Final = 15.0
+"""How long ago nothing was listed, when the disk was slow since."""
+
 HOST_KILL_MS: Final = 300_000
 """For a host that must do it without PID 1, against an engine that resists for a while."""
 
@@ -58,7 +63,8 @@ class Checkers:
         self.secrets: set[bytes] = set()
         self.agents: list[Pid1] = []
         self.recorded: dict[tuple[str, str], str] = {}
-        self.created_count = 0
+        self._created_s: dict[str, float] = {}
+        self._superseded_ms: dict[Key, int] = {}
         self._ran: set[Key] = set()
         self._held: frozenset[Key] = frozenset()
         self._admission: Admission | None = None
@@ -76,7 +82,7 @@ class Checkers:
 
     def created(self, resource: EngineResource) -> None:
         """See :class:`.engine.EngineWatch`."""
-        self.created_count += 1
+        self._created_s[resource.id] = self.world.now_s
 
     def started(self, container: Container) -> None:
         """See :class:`.engine.EngineWatch`; an agent counts from its ``init``."""
@@ -154,19 +160,53 @@ class Checkers:
             return
         admission = runner.admission
         if admission is not self._admission:
-            self._admission, self._used = admission, None
+            self._admission, self._used = admission, admission.used
             self._held, self._was_draining = frozenset(admission.reservations), False
         if admission.used is not self._used:
             self._used = admission.used
-            self._check_sum(admission)
-            held = frozenset(admission.reservations)
-            new = held - self._held
-            drained = self._was_draining and runner.hub_settings.draining
-            self.world.require(not (new and drained), "drain", f"{set(new)} admitted")
-            self._held = held
+            self._check_change(runner)
+            self._held = frozenset(admission.reservations)
         self._was_draining = runner.hub_settings.draining
         if runner.hub.is_online:
             self._check_coverage(admission)
+
+    def _check_change(self, runner: Runner) -> None:
+        """Something was taken, or given back."""
+        admission, require = runner.admission, self.world.require
+        total = ResourceVector()
+        for reservation in admission.reservations.values():
+            total += reservation.resources
+        require(total == admission.used, "capacity", f"{admission.used} is not {total}")
+        for key, reservation in admission.reservations.items():
+            if key in self._held or reservation.state is not ReservationState.RESERVED:
+                continue
+            drained = self._was_draining and runner.hub_settings.draining
+            require(not drained, "drain", f"{key} is admitted")
+            require(not runner.stopping, "drain", f"{key} is admitted by a bridge that stops")
+            require(admission.used.slots <= bridge.SLOTS, "capacity", f"{key} is admitted too")
+            highest = admission.highest_fence(key[0])
+            require(key[1] == highest, "one run", f"{key} is admitted after {highest}")
+        for key in sorted(self._held.difference(admission.reservations)):
+            self._check_freed(key)
+
+    def _check_freed(self, key: Key) -> None:
+        """Nothing of a dispatch may be there when its capacity is given back.
+
+        But for what a slow engine has created since nothing was observed to be there.
+        """
+        recently_s = self.world.now_s - (LATE_S if self.simulation.faults.engine_slow else 0.0)
+        left = [
+            resource.name
+            for resource in self._ours()
+            if _key_of(resource) == key and self._created_s[resource.id] < recently_s
+        ]
+        self.world.require(not left, "capacity", f"{key} is freed and {left} are there")
+
+    def _check_coverage(self, admission: Admission) -> None:
+        """The hub is told what really runs: an agent that nothing is held for is not told."""
+        for agent in self.agents:
+            if agent.key not in admission.reservations and self._is_here(agent):
+                self.world.violate("capacity", f"{agent.key} runs and nothing is held for it")
 
     def every_second(self) -> None:
         """What time alone can break."""
@@ -177,6 +217,7 @@ class Checkers:
             if self.world.loop.is_frozen(agent.container.process):
                 agent.frozen_ms = now
             end_ms = max(self._lease_ends_ms[agent.key], self._trouble_ms)
+            self._check_superseded(agent, now)
             if agent.hostility is Hostility.ENDLESS:
                 limit_ms = end_ms + HOST_KILL_MS
             else:
@@ -187,6 +228,19 @@ class Checkers:
                 "lease",
                 f"{agent.key} still runs ({agent.hostility.value})",
             )
+
+    def _check_superseded(self, agent: Pid1, now: int) -> None:
+        """Once the bridge has seen a higher fence, an agent under a lower one must go."""
+        attempt_id, fence = agent.key
+        if self._admission is not None and self._admission.highest_fence(attempt_id) > fence:
+            self._superseded_ms.setdefault(agent.key, now)
+        since_ms = self._superseded_ms.get(agent.key)
+        if since_ms is not None:
+            allowed_ms = TICK_MS + KILL_GRACE_MS + SLACK_MS
+            if agent.hostility is Hostility.ENDLESS:
+                allowed_ms = HOST_KILL_MS
+            over_ms = max(since_ms, self._trouble_ms, agent.frozen_ms) + allowed_ms
+            self.world.require(now <= over_ms, "one run", f"{agent.key} goes on, superseded")
 
     def _hub_waits_until_ms(self, agent: Pid1) -> int:
         """Until then the hub gives the attempt to nobody else (protocol.md, A lost hub)."""
@@ -275,20 +329,6 @@ class Checkers:
 
     # -- private --------------------------------------------------------------------------------
 
-    def _check_sum(self, admission: Admission) -> None:
-        total = ResourceVector()
-        for reservation in admission.reservations.values():
-            total += reservation.resources
-        self.world.require(total == admission.used, "capacity", f"{admission.used} is not {total}")
-        fits = admission.used.slots <= bridge.SLOTS
-        self.world.require(fits, "capacity", f"{admission.used.slots} slots used")
-
-    def _check_coverage(self, admission: Admission) -> None:
-        """The hub is told what really runs: an agent that nothing is held for is not told."""
-        for agent in self.agents:
-            if agent.key not in admission.reservations and self._is_here(agent):
-                self.world.violate("capacity", f"{agent.key} runs and nothing is held for it")
-
     def _is_here(self, agent: Pid1) -> bool:
         return agent.container.id in self.simulation.engine.containers
 
@@ -334,6 +374,10 @@ class Checkers:
             if resource.labels.get(RUNNER_ID) == bridge.RUNNER_ID
             and is_ours(resource.name, resource.labels)
         ]
+
+
+def _key_of(resource: EngineResource) -> Key:
+    return resource.labels[ATTEMPT_ID], int(resource.labels[FENCE])
 
 
 def _message_id(method: str, payload: Mapping[str, Any]) -> str:

@@ -1,0 +1,59 @@
+"""Bugs that are put into the code in memory, to show that the simulation finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+from unittest import mock
+
+import forge_bridge.attempt_run as attempt_run
+from forge_bridge.flows import teardown
+from forge_core.admission import Admission
+from forge_core.ready import Ready, RecordKind
+from forge_core.wire.codes import RemovalOutcome
+
+
+def _drop_record() -> Any:
+    """What is intended is not recorded."""
+    honest = attempt_run.record
+
+    async def record(ready: Ready, *rest: Any) -> None:
+        kept = tuple(line for line in ready.records if line.kind is not RecordKind.INTENT)
+        await honest(replace(ready, records=kept), *rest)
+
+    return mock.patch.object(attempt_run, "record", record)
+
+
+def _free_early() -> Any:
+    """What resisted its removal counts as removed."""
+    honest = teardown.remove
+
+    async def remove(*arguments: Any) -> Any:
+        removed = await honest(*arguments)
+        return removed.model_copy(update={"outcome": RemovalOutcome.REMOVED, "detail": None})
+
+    return mock.patch.object(teardown, "remove", remove)
+
+
+def _skip_fence() -> Any:
+    """A higher fence ends nothing of the lower ones."""
+    return mock.patch.object(Admission, "superseded_by", return_value=())
+
+
+MUTATIONS: Final[dict[str, Callable[[], Any]]] = {
+    "drop-record": _drop_record,
+    "free-early": _free_early,
+    "skip-fence": _skip_fence,
+}
+
+
+@contextmanager
+def mutated(name: str | None) -> Iterator[None]:
+    """The code with this bug, for the block; None: as it is."""
+    if name is None:
+        yield
+        return
+    with MUTATIONS[name]():
+        yield
