@@ -42,6 +42,7 @@ SAFE_CONFIG = (
     *("-c", "core.packedGitWindowSize=16m"),
     *("-c", "core.packedGitLimit=256m"),
     *("-c", "core.fsync=all"),
+    *("-c", "advice.graftFileDeprecated=false"),  # said before every reason, for GIT_GRAFT_FILE
     *("-c", "gc.auto=0"),
     *("-c", "maintenance.auto=false"),
     *("-c", "pack.threads=2"),

@@ -114,6 +114,7 @@ def test_refused_by_name(rig: Rig, what: str) -> None:
     assert (result["outcome"], result["failureCode"]) == ("failed", "output_invalid")
     assert words in result["summary"], result["summary"]
     assert result["summary"].isprintable()
+    assert "hint:" not in result["summary"]
     assert result["resultCommit"] is None
 
 
