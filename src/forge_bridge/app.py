@@ -27,13 +27,14 @@ from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachabl
 from forge_bridge.doctor import Preflight, preflight, read_hardening
 from forge_bridge.flows import drain, status
 from forge_bridge.flows.session import ConnectionFactory
+from forge_bridge.flows.stop import DELIVER_MS
+from forge_bridge.groups import first_error
 from forge_bridge.logs import configure_logging
 from forge_bridge.perform import FaultPoint, no_faults
 from forge_bridge.repositories import RegisteredRepositories
 from forge_bridge.runner import Identity, SandboxSettings
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
-from forge_core.errors import ForgeError
 from forge_core.redaction import Masker
 from forge_edges.clock import SystemClock
 from forge_edges.disk import FileSystemDisk
@@ -44,8 +45,12 @@ from forge_edges.host_commands import ProcessHostCommands
 from forge_edges.hub_url import resolve_bridge_runner_hub_url
 from forge_edges.signalr import SignalRConnectionFactory
 from forge_edges.signalr_settings import SignalRSettings
+from forge_edges.systemd import ServiceManager
 
 logger = structlog.get_logger(__name__)
+
+CLOSE_MS: Final = 20_000
+"""What an orderly end needs besides the deadlines that it keeps itself."""
 
 SUPERVISOR: Final = Path(__file__).parents[1] / "forge_supervisor"
 
@@ -177,8 +182,27 @@ async def _until_stopped(settings: BridgeSettings) -> None:
         tasks.start_soon(_watch_signals, stop, is_open, tasks.cancel_scope)
         async with open_bridge(settings) as bridge:
             is_open.set()
+            tasks.start_soon(_tell_manager, settings, stop)
             await bridge.run(stop)
         tasks.cancel_scope.cancel()
+
+
+async def _tell_manager(settings: BridgeSettings, stop: anyio.Event) -> None:
+    """Ready now, alive until the last moment, stopping when that begins (B-43)."""
+    manager = ServiceManager.from_environment(os.environ, os.getpid())
+    manager.ready()
+    async with anyio.create_task_group() as tasks:
+        if manager.watchdog_ms is not None:
+            tasks.start_soon(_show_life, manager, manager.watchdog_ms // 2)
+        await stop.wait()
+        manager.stopping(settings.stop_deadline_seconds * 1000 + DELIVER_MS + CLOSE_MS)
+
+
+async def _show_life(manager: ServiceManager, every_ms: int) -> None:
+    clock = SystemClock()
+    while True:
+        manager.alive()
+        await clock.sleep_until_ms(clock.now_ms() + every_ms)
 
 
 async def _watch_signals(
@@ -202,8 +226,6 @@ def run_bridge(settings: BridgeSettings) -> int:
     token = read_api_token(settings)
     masker = Masker([] if token is None else [token.get_secret_value()])
     configure_logging(settings.log_format, settings.log_level, mask=masker.mask)
-    try:
+    with first_error():
         anyio.run(_until_stopped, settings)
-    except* ForgeError as errors:
-        raise errors.exceptions[0] from None
     return 0

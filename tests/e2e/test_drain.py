@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,7 +56,18 @@ def at_hub(rig: Rig) -> dict[str, Any]:
     return dict(rig.get(f"/runners/{rig.runner_id}"))
 
 
-def test_a_drain_of_the_host_waits_for_what_runs_and_survives_a_restart(rig: Rig) -> None:
+@pytest.fixture(scope="module")
+def service_manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[socket.socket]:
+    """What listens where ``NOTIFY_SOCKET`` says (sd_notify(3))."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path_factory.mktemp("manager") / "notify"))
+        listener.settimeout(30)
+        yield listener
+
+
+def test_a_drain_of_the_host_waits_for_what_runs_and_survives_a_restart(
+    rig: Rig, service_manager: socket.socket
+) -> None:
     running = rig.dispatch("sh", "-c", "sleep 4")
     rig.wait_event(running, "agent.started")
     with subprocess.Popen(
@@ -70,7 +82,7 @@ def test_a_drain_of_the_host_waits_for_what_runs_and_survives_a_restart(rig: Rig
     assert rig.get(f"/sessions/{running}")["result"]["outcome"] == "succeeded"
     assert not rig.resources()
     rig.bridge.stop()
-    rig.start_bridge()
+    rig.start_bridge(NOTIFY_SOCKET=service_manager.getsockname(), WATCHDOG_USEC="60000000")
     found = status(rig)
     assert (found["state"], found["drainedBy"]) == ("draining", ["host"])
     assert "this host (forge-bridge undrain ends it)" in bridge(rig, "status").stdout
@@ -89,6 +101,21 @@ def test_a_drain_of_the_hub_is_another_one(rig: Rig) -> None:
     assert status(rig)["state"] == "draining"
     bridge(rig, "undrain")
     assert rig.wait_over(rig.dispatch("true"))["outcome"] == "succeeded"
+
+
+@pytest.mark.requirement("B-43")
+def test_the_service_manager_is_told_of_every_turn(
+    rig: Rig, service_manager: socket.socket
+) -> None:
+    heard = [service_manager.recv(4096) for _ in range(2)]
+    assert heard == [b"READY=1", b"WATCHDOG=1"]
+    rig.bridge.stop()
+    while (last := service_manager.recv(4096)) == b"WATCHDOG=1":
+        continue
+    state, _, extended = last.partition(b"\nEXTEND_TIMEOUT_USEC=")
+    assert state == b"STOPPING=1"
+    assert int(extended) > 61_000_000, "less than the stop deadline"
+    rig.start_bridge()
 
 
 def test_without_a_hub_the_host_drains_all_the_same(rig: Rig) -> None:
