@@ -44,9 +44,6 @@ sandbox = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(sandbox, name="sandbox")
-app.command()(reported(drain))
-app.command()(reported(undrain))
-sandbox.command()(reported(reap))
 
 
 def main() -> NoReturn:
@@ -237,3 +234,8 @@ def list_repos(
         print_table(("name", "path"), [(name, str(path)) for name, path in found.items()])
     else:
         say("no repositories; add one with: forge-bridge add-repo NAME PATH")
+
+
+app.command()(reported(drain))
+app.command()(reported(undrain))
+sandbox.command()(reported(reap))
