@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 import anyio
@@ -12,10 +13,22 @@ from forge_core.errors import ForgeError
 from forge_core.wire.codes import EventType, OutputStream
 from forge_core.wire.events import Log
 from forge_core.wire.from_bridge import ReplayAck, SubmitDispatchEvent
-from forge_core.wire.limits import split_text
+from forge_core.wire.limits import MAX_LOG_TEXT_BYTES, split_text
 
 BUFFER_BYTES: Final = 1_048_576
+CHUNK_BYTES: Final = 256
+"""What a waiting chunk costs besides its text: an agent can print byte by byte."""
+
+JOINED_PIECES: Final = 64
 FLUSH_MS: Final = 2_000
+
+
+@dataclass(slots=True)
+class _Chunk:
+    stream: OutputStream
+    pieces: list[str]
+    size: int
+    dropped_bytes: int
 
 
 class LogStream:
@@ -27,7 +40,7 @@ class LogStream:
     def __init__(self, run: AttemptRun) -> None:
         self._run = run
         self._streams = {stream: run.masker.stream() for stream in OutputStream}
-        self._waiting: deque[Log] = deque()
+        self._waiting: deque[_Chunk] = deque()
         self._waiting_bytes = 0
         self._dropped_bytes = dict.fromkeys(OutputStream, 0)
         self._arrived = anyio.Event()
@@ -40,18 +53,19 @@ class LogStream:
         self._queue(stream, self._streams[stream].feed(text))
 
     def end(self) -> None:
-        """Nothing more will come: let go what masking held back."""
+        """Nothing more will come: let go what masking held back, and say what was dropped."""
         for stream, masking in self._streams.items():
             self._queue(stream, masking.end())
+            if self._dropped_bytes[stream]:
+                self._append(stream, "")
 
     async def send(self) -> None:
         """Send what is queued until cancelled; what cannot be sent now is dropped, not kept."""
         while True:
             while self._waiting:
-                log = self._waiting.popleft()
-                self._waiting_bytes -= len(log.text)
-                if not await self._deliver(log):
-                    self._dropped_bytes[log.stream] += len(log.text.encode()) + log.dropped_bytes
+                chunk = self._waiting.popleft()
+                self._waiting_bytes -= chunk.size + CHUNK_BYTES
+                await self._send(chunk)
             self._drained.set()
             self._arrived = anyio.Event()
             await self._arrived.wait()
@@ -60,6 +74,19 @@ class LogStream:
         """Wait until everything queued was sent or dropped, for a bounded time."""
         with anyio.move_on_after(FLUSH_MS / 1000):
             await self._drained.wait()
+
+    async def _send(self, chunk: _Chunk) -> None:
+        dropped_bytes = chunk.dropped_bytes
+        for text in split_text("".join(chunk.pieces)) or ("",):
+            log = Log(
+                stream=chunk.stream,
+                text=text,
+                truncated=dropped_bytes > 0,
+                dropped_bytes=dropped_bytes,
+            )
+            dropped_bytes = 0
+            if not await self._deliver(log):
+                self._dropped_bytes[chunk.stream] += len(text.encode()) + log.dropped_bytes
 
     async def _deliver(self, log: Log) -> bool:
         message = await self._run.stream(EventType.LOG, log)
@@ -72,15 +99,28 @@ class LogStream:
     def _queue(self, stream: OutputStream, text: str) -> None:
         if not text:
             return
-        if self._waiting_bytes + len(text) > BUFFER_BYTES:
+        if self._waiting_bytes + len(text) + CHUNK_BYTES > BUFFER_BYTES:
             self._dropped_bytes[stream] += len(text.encode())
             return
-        for piece in split_text(text):
-            dropped, self._dropped_bytes[stream] = self._dropped_bytes[stream], 0
-            self._waiting.append(
-                Log(stream=stream, text=piece, truncated=dropped > 0, dropped_bytes=dropped)
-            )
-            self._waiting_bytes += len(piece)
+        last = self._waiting[-1] if self._waiting else None
+        if (
+            last is not None
+            and last.stream is stream
+            and last.size + len(text) <= MAX_LOG_TEXT_BYTES
+            and not self._dropped_bytes[stream]
+        ):
+            last.pieces.append(text)
+            if len(last.pieces) >= JOINED_PIECES:
+                last.pieces = ["".join(last.pieces)]
+            last.size += len(text)
+            self._waiting_bytes += len(text)
+        else:
+            self._append(stream, text)
+
+    def _append(self, stream: OutputStream, text: str) -> None:
+        dropped, self._dropped_bytes[stream] = self._dropped_bytes[stream], 0
+        self._waiting.append(_Chunk(stream, [text], len(text), dropped))
+        self._waiting_bytes += len(text) + CHUNK_BYTES
         if self._drained.is_set():
             self._drained = anyio.Event()
         self._arrived.set()

@@ -46,7 +46,7 @@ async def test_a_higher_fence_ends_it_at_once_wherever_it_is_listed(tmp_path: Pa
     async with memory_bridge(tmp_path) as bridge:
         attempt_id = await bridge.run("wait")
         await bridge.hub.event(attempt_id, "agent.started")
-        await reconnect(bridge, entry(attempt_id, 5), entry(attempt_id, 1), entry(attempt_id, 3))
+        await reconnect(bridge, entry(attempt_id, 5), entry(attempt_id, 3), entry(attempt_id, 1))
         result = await bridge.hub.over(attempt_id, fence=1)
         assert result["failureCode"] == "superseded"
 

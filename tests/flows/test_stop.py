@@ -88,6 +88,22 @@ async def test_a_hub_that_is_not_there_holds_up_no_stop(tmp_path: Path, how: str
         assert (await bridge.hub.next("SubmitCleanupReport"))["attemptId"] == attempt_id
 
 
+@pytest.mark.requirement("B-01", "B-03")
+async def test_a_v1_command_ends_and_is_answered_before_the_connection_goes(
+    tmp_path: Path,
+) -> None:
+    async with memory_bridge(tmp_path, allow_host_execution=True) as bridge:
+        begun = tmp_path / "begun"
+        script = f"touch {begun}; exec sleep 60"
+        bridge.hub.send("Dispatch", dispatch("legacy", "sh", "-c", script))
+        await wait_for(begun.exists)
+        bridge.stop.set()
+        with anyio.fail_after(15):
+            await bridge.stopped.wait()
+        (result,) = bridge.hub.of("SubmitLegacyResult")
+        assert (result["succeeded"], result["error"]) == (False, "cancelled")
+
+
 @pytest.mark.engine("d26")
 @pytest.mark.requirement("B-01", "B-05", "B-80")
 async def test_a_real_bridge_from_open_to_stop(
