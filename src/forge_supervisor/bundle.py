@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     Entry = tuple[int, str]
     Listing = dict[bytes, Entry]
     Hash = Callable[[bytes], "hashlib._Hash"]
-    Candidate = tuple[bytes, os.stat_result]
+    Status = tuple[int, int]  # st_mode, st_size: a whole os.stat_result is thrice the size
+    Candidate = tuple[bytes, Status]
 
 WORKSPACE = b"/workspace"
 GIT = "/usr/bin/git"
 CHUNK_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 16
 MAX_LISTING_BYTES = 256 << 20
-MAX_PATHS_SEEN = 1_000_000
+MAX_PATHS_SEEN = 500_000  # about 300 MB of the helper's memory
 MAX_BYTES_READ = 32 << 30  # to compare: a hole in a file costs its owner nothing, its hash does
 MAX_DEPTH = 256
 MAX_IGNORE_FILE_BYTES = 1 << 20
@@ -183,7 +184,7 @@ class Snapshot:
             for path, status in candidates:
                 if path in hidden:
                     continue
-                if stat.S_ISDIR(status.st_mode):
+                if stat.S_ISDIR(status[0]):
                     level.append(path)
                 else:
                     self._compare(path, status)
@@ -210,39 +211,39 @@ class Snapshot:
     def _sort(
         self,
         path: bytes,
-        status: os.stat_result,
+        status: Status,
         tracked: list[bytes],
         candidates: list[Candidate],
     ) -> None:
         before = self._before.get(path)
-        if stat.S_ISDIR(status.st_mode):
+        if stat.S_ISDIR(status[0]):
             if before is not None and before[0] == GITLINK:
                 self._present.add(path)
             elif path in self._tracked:
                 tracked.append(path)
             else:
                 candidates.append((path, status))
-        elif stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFLNK):
+        elif stat.S_IFMT(status[0]) not in (stat.S_IFREG, stat.S_IFLNK):
             self.warn("special file left out", path)
         elif before is not None and before[0] != GITLINK:
             self._compare(path, status)
         else:
             candidates.append((path, status))
 
-    def _names(self, directory: bytes) -> dict[bytes, os.stat_result]:
-        names: dict[bytes, os.stat_result] = {}
+    def _names(self, directory: bytes) -> dict[bytes, Status]:
+        names: dict[bytes, Status] = {}
         with os.scandir(self._beneath.directory(directory)) as found:
             for entry in found:
                 self._seen_paths += 1
                 if self._seen_paths > MAX_PATHS_SEEN:
                     raise Refused("files", f"more than {MAX_PATHS_SEEN} paths in the workspace")
-                name = os.fsencode(entry.name)
-                names[name] = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
+                names[os.fsencode(entry.name)] = status.st_mode, status.st_size
         ignore = names.get(b".gitignore")
-        if ignore is not None and not stat.S_ISLNK(ignore.st_mode):
-            if not stat.S_ISREG(ignore.st_mode) and not stat.S_ISDIR(ignore.st_mode):
+        if ignore is not None and not stat.S_ISLNK(ignore[0]):
+            if not stat.S_ISREG(ignore[0]) and not stat.S_ISDIR(ignore[0]):
                 raise Refused("ignore", f"a .gitignore in {show(directory)} is no file")
-            if ignore.st_size > MAX_IGNORE_FILE_BYTES:
+            if ignore[1] > MAX_IGNORE_FILE_BYTES:
                 raise Refused("ignore", f"the .gitignore in {show(directory)} is too large")
             self.ignores.needed = True
         return names
@@ -262,12 +263,11 @@ class Snapshot:
             raise Refused("changed", f"{show(path)} changed while it was read")
         return digest.hexdigest()
 
-    def _compare(self, path: bytes, status: os.stat_result) -> None:
-        size = status.st_size
-        if stat.S_ISLNK(status.st_mode):
+    def _compare(self, path: bytes, status: Status) -> None:
+        st_mode, size = status
+        mode = EXECUTABLE if st_mode & 0o100 else FILE
+        if stat.S_ISLNK(st_mode):
             mode = SYMLINK
-        else:
-            mode = EXECUTABLE if status.st_mode & 0o100 else FILE
         self._read_bytes += size
         too_big = size > self.max_bytes and path not in self._before
         if too_big or self._read_bytes > MAX_BYTES_READ:
