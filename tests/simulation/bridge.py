@@ -130,7 +130,7 @@ class Life:
         self.instance_id = clock.new_id()
         self._stop = anyio.Event()
         identity = Identity(RUNNER_ID, self.instance_id, "domain", "0", "host", "simulated")
-        engine = EngineDoor(host.engine, self._before)
+        engine = EngineDoor(host.engine, self._before, self._reach)
         await until_reachable(engine, clock)
         ports = Ports(
             clock=clock,
@@ -144,22 +144,34 @@ class Life:
             connections=ConnectionFactory(host.network, self.process, self._sent),
         )
         async with anyio.create_task_group() as tasks:
-            self.service = await assemble(SETTINGS, identity, ports, SANDBOX, CAPABILITIES, tasks)
+            self.service = await assemble(
+                SETTINGS, identity, ports, SANDBOX, CAPABILITIES, tasks, self._reach
+            )
             await self.service.run(self._stop)
             tasks.cancel_scope.cancel()
 
-    def _before(self, what: str, arguments: tuple[Any, ...]) -> None:
+    async def _before(self, what: str, arguments: tuple[Any, ...]) -> None:
+        await self._never_if_dead()
         self._host.before_effect(self, what, arguments)
 
-    def _sent(self, method: str, payload: Mapping[str, object]) -> None:
+    async def _sent(self, method: str, payload: Mapping[str, object]) -> None:
+        await self._never_if_dead()
         self._host.before_send(self, method, payload)
+
+    async def _never_if_dead(self) -> None:
+        """What was killed in the middle of this step goes no further."""
+        if self._host.world.loop.is_dead(self.process):
+            await asyncio.get_running_loop().create_future()
+
+    def _reach(self, point: str) -> None:
+        self._host.on_point(point)
 
 
 class BridgeHost:
     """The machine of the runner: its disk, its engine, and one life of the bridge at a time.
 
     :param before_effect: told what a life asks the engine for; ``before_send``: what it sends.
-    :ivar unexpected: why a life ended that nobody had ended.
+    :ivar on_point: called at every fault point of the performer.
     """
 
     def __init__(
@@ -180,6 +192,8 @@ class BridgeHost:
         self.before_effect = before_effect
         self.before_send = before_send
         self.lives: list[Life] = []
+        self.on_point: Callable[[str], None] = lambda _point: None
+        disk.on_written = lambda: self.on_point("record:written")
         self._rng = world.rng("host")
 
     @property

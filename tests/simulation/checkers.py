@@ -38,6 +38,7 @@ from .disk import LEDGERS, OUTBOX, REPORTS, ledger_path
 from .engine import PROCESS as ENGINE
 from .engine import Container
 from .hub import KILL_GRACE_MS, REPLAYED
+from .network import FORGED_SEQUENCE
 from .world import World
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Checkers:
         if target == "Start":
             # The first packet wins, and nothing that comes later begins anew.
             self._lease_ends_ms.setdefault(key, now + payload["lease"]["ttlMs"])
-        elif now < self._lease_ends_ms.get(key, 0):
+        elif now < self._lease_ends_ms.get(key, 0) and payload["sequence"] < FORGED_SEQUENCE:
             self._lease_ends_ms[key] = now + payload["ttlMs"]
 
     def before_effect(self, life: bridge.Life, what: str, arguments: tuple[Any, ...]) -> None:
@@ -268,6 +269,7 @@ class Checkers:
             and runner.hub.is_online
             and not runner.admission.reservations
             and not runner.outbox.pending
+            and not self.simulation.engine.is_replaced
             and not self._ours()
             and not self.simulation.hub.live()
             and not (on_disk_too and self._files())
@@ -305,7 +307,9 @@ class Checkers:
         hub, require = self.simulation.hub, self.world.require
         for (method, identity), path in self.recorded.items():
             require(
-                (method, identity) in hub.seen or self._was_replaced(method, identity),
+                (method, identity) in hub.seen
+                or self._was_replaced(method, identity)
+                or path.replace(".ledger", ".suspect") in self.simulation.disk.files,
                 "delivered",
                 f"{method} {identity} of {path} never arrived",
             )

@@ -44,12 +44,14 @@ class SimulatedDisk:
 
     :ivar files: as a process sees them.
     :ivar synced: as they are after a power cut.
+    :ivar on_written: called between the writing of a record and its sync.
     """
 
     def __init__(self, world: World, faults: Faults, watch: DiskWatch) -> None:
         self.files: dict[str, bytes] = {}
         self.synced: dict[str, bytes] = {}
         self.usage = DiskUsage(40, 50 * 2**30)
+        self.on_written: Callable[[], None] = lambda: None
         self._world = world
         self._faults = faults
         self._watch = watch
@@ -90,6 +92,7 @@ class SimulatedDisk:
         """
         await self._write(path, data)
         self.files[path] = self.files.get(path, b"") + data
+        self.on_written()
         await self._take_time()
         if self._rng.random() < self._faults.disk_broken:
             self.files[path] = self.files[path][: -len(data)]

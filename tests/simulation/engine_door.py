@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -28,20 +35,24 @@ SLOW_S: Final = (20.0, 90.0)
 STREAM_S: Final = 0.002
 
 T = TypeVar("T")
+Before = Callable[[str, tuple[Any, ...]], Awaitable[None]]
 
 
 class EngineDoor:
     """See the module.
 
-    :param before: told what is about to be asked for, before it leaves the process.
+    :param before: called before anything leaves the process; a dead one's never returns.
+    :param reach: called with the name of each point at which a request stands.
     """
 
     def __init__(
         self,
         engine: SimulatedEngine,
-        before: Callable[[str, tuple[Any, ...]], None] = lambda _what, _arguments: None,
+        before: Before,
+        reach: Callable[[str], None] = lambda _point: None,
     ) -> None:
         self._engine = engine
+        self._reach = reach
         self._before = before
         self._rng = engine.rng
 
@@ -160,7 +171,7 @@ class EngineDoor:
         slow, lost = rng.random() < faults.engine_slow, rng.random() < faults.engine_lost
         there_s, back_s = rng.uniform(*(SLOW_S if slow else FAST_S)), rng.uniform(*FAST_S)
         epoch = engine.epoch
-        self._before(what, arguments)
+        await self._before(what, arguments)
 
         def arrive() -> None:
             if not engine.up or engine.epoch != epoch:
@@ -181,8 +192,11 @@ class EngineDoor:
                 settle(answer, done.result)
 
         engine.world.later(PROCESS, there_s, arrive)
+        self._reach(f"{what}:sent")
         with anyio.move_on_after(TIMEOUT_S):
-            return await answer
+            result = await answer
+            self._reach(f"{what}:answered")
+            return result
         engine.world.note("door", f"gives up on {what}")
         raise EngineTimedOut(f"cannot {what}: no answer within {TIMEOUT_S:.0f} s")
 
@@ -194,7 +208,7 @@ class AttachedStreams:
         self,
         engine: SimulatedEngine,
         container: Container,
-        before: Callable[[str, tuple[Any, ...]], None],
+        before: Before,
     ) -> None:
         self._engine = engine
         self._container = container
@@ -211,7 +225,7 @@ class AttachedStreams:
 
     async def send(self, data: bytes) -> None:
         """See the port."""
-        self._before("send", (self._container, data))
+        await self._before("send", (self._container, data))
         await anyio.lowlevel.checkpoint()
         if self._epoch != self._engine.epoch or self._container.status == "exited":
             raise _broken(f"write to container {self._container.name}")

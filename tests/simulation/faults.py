@@ -18,8 +18,9 @@ class Faults:
     the connection before or after it was done; ``engine_full`` has no room for a new thing;
     ``engine_stuck`` resists a removal for a while; ``exit_lies`` tells a wrong exit code.
     Containers: ``pid1_hostile`` does not do what the supervisor must; ``oom`` kills the agent.
-    Network: ``lost``, ``doubled`` and ``late`` messages from the hub; ``ack_lost`` drops the hub's
-    answer with the connection; ``dropped`` ends a connection at a message.
+    Network: ``lost``, ``doubled`` and ``late`` messages from the hub; ``forged`` renewals with the
+    MAC of others; ``ack_lost`` drops the hub's answer with the connection; ``dropped`` ends a
+    connection at a message.
     Disk: ``disk_full`` refuses a write, ``disk_broken`` a sync; ``disk_slow`` takes seconds.
     Git: ``git_refuses`` a commit or a bundle.  Hub: ``hub_errs`` answers with an error.
     """
@@ -34,6 +35,7 @@ class Faults:
     lost: float = 0.0
     doubled: float = 0.0
     late: float = 0.0
+    forged: float = 0.0
     ack_lost: float = 0.0
     dropped: float = 0.0
     disk_full: float = 0.0
@@ -68,6 +70,7 @@ MOST = {
     "lost": 0.3,
     "doubled": 0.5,
     "late": 0.5,
+    "forged": 0.5,
     "ack_lost": 0.1,
     "dropped": 0.05,
     "disk_full": 0.2,

@@ -200,5 +200,5 @@ def virtual_loop() -> Iterator[VirtualLoop]:
             loop._corpses.clear()
             loop.close()
             gc.enable()
-            gc.collect()
+            gc.collect(0)  # nothing was promoted meanwhile
         sys.unraisablehook = hook

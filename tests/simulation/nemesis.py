@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from .bridge import RUNNER_ID
+from .disk import LEDGERS
 
 if TYPE_CHECKING:
     from .simulation import Simulation
@@ -35,6 +36,8 @@ class Nemesis:
             "freeze the bridge": self._freeze_bridge,
             "kill the engine": self._kill_engine,
             "freeze the engine": lambda: self._freeze("engine", 40.0),
+            "replace the engine": self._replace_engine,
+            "flip a bit": self._flip_a_bit,
             "freeze a container": self._freeze_container,
             "partition": self._partition,
             "cut the connection": simulation.network.cut,
@@ -95,6 +98,24 @@ class Nemesis:
         if engine.up:
             engine.die()
             self._for_a_while(15.0, lambda: engine.restart(keeps_containers=keeps))
+
+    def _replace_engine(self) -> None:
+        engine = self._simulation.engine
+        if not engine.is_replaced:
+            engine.replace()
+            self._for_a_while(90.0, engine.replace)
+
+    def _flip_a_bit(self) -> None:
+        """In the middle of a ledger, while no bridge has it open."""
+        host = self._simulation.host
+        host.kill(power_cut=False)
+        paths = host.disk.names(LEDGERS, ".ledger")
+        whole = [path for path in paths if host.disk.files[path].count(b"\n") > 1]
+        if whole:
+            path = self._rng.choice(whole)
+            content = bytearray(host.disk.files[path])
+            content[self._rng.randrange(content.rindex(b"\n", 0, -1))] ^= 1
+            host.disk.files[path] = host.disk.synced[path] = bytes(content)
 
     def _partition(self) -> None:
         network = self._simulation.network

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 import anyio
@@ -24,8 +24,13 @@ from .world import World
 
 HUB: Final = "hub"
 INVOKE_S: Final = 30.0
+FORGED_SEQUENCE: Final = 10**9
 SILENCE_S: Final = 30.0
 """After so long without a frame, either side gives a connection up."""
+
+
+Sent = Callable[[str, Mapping[str, object]], Awaitable[None]]
+"""Called before anything is sent; a dead process's never returns."""
 
 
 class Hub(Protocol):
@@ -88,7 +93,10 @@ class ConnectionFactory:
     """:class:`forge_bridge.flows.session.ConnectionFactory` of one process."""
 
     def __init__(
-        self, network: Network, process: str, sent: Callable[[str, Mapping[str, object]], None]
+        self,
+        network: Network,
+        process: str,
+        sent: Sent,
     ) -> None:
         self._network = network
         self._process = process
@@ -106,7 +114,7 @@ class SimulatedConnection:
         self,
         network: Network,
         process: str,
-        sent: Callable[[str, Mapping[str, object]], None],
+        sent: Sent,
     ) -> None:
         self.process = process
         self.is_open = False
@@ -177,7 +185,7 @@ class SimulatedConnection:
         """See the port."""
         if not self.is_open:
             raise HubUnavailable(f"cannot invoke {method}: the connection has ended")
-        self._sent(method, payload)
+        await self._sent(method, payload)
         self._number += 1
         number = self._number
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -195,6 +203,9 @@ class SimulatedConnection:
     def push(self, target: str, payload: Mapping[str, object]) -> None:
         """Say something to the bridge; no answer."""
         network, rng, faults = self._network, self._network.rng, self._network.faults
+        if target == "LeaseUpdate" and rng.random() < faults.forged:
+            forged = {**payload, "sequence": FORGED_SEQUENCE, "ttlMs": 3_600_000}
+            network.world.later(self.process, rng.uniform(0, 1), self._deliver, target, forged)
         copies = 1 + (rng.random() < faults.doubled)
         for _ in range(copies):
             if rng.random() < faults.lost:

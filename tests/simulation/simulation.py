@@ -97,6 +97,8 @@ class Simulation:
         self.world.later("world", CHECK_S, self._check)
         self.checkers.every_second()
         if self.faults_are_on:
+            if self.nemesis is None and all(attempt.done for attempt in self.hub.attempts):
+                self._stop_trouble()
             return
         if not self._restarts_asked and self.checkers.is_quiet():
             # What could not be forgotten on a full disk is forgotten by the next life.
@@ -112,6 +114,8 @@ class Simulation:
             self.world.loop.stop()
 
     def _stop_trouble(self) -> None:
+        if not self.faults_are_on:
+            return
         self.world.note("world", "from here on nothing goes wrong")
         self.faults_are_on = False
         self.faults.stop()
@@ -162,16 +166,22 @@ class Simulation:
 
 
 def simulate(
-    seed: int, *, faults: bool = True, show: Callable[[str], None] | None = None
+    seed: int,
+    *,
+    faults: bool = True,
+    show: Callable[[str], None] | None = None,
+    prepare: Callable[[Simulation], None] = lambda _simulation: None,
 ) -> Outcome:
     """Run one seed to its end.
 
     :param show: called with every line of the trace as it comes.
+    :param prepare: called before the first step.
     """
     with virtual_loop() as loop:
         world = World(seed, loop, show)
         with _logging_into(world):
             simulation = Simulation(world, faults=faults)
+            prepare(simulation)
             try:
                 loop.run_forever()
             except NothingLeftError:
