@@ -110,7 +110,7 @@ class Session:
             with first_error():
                 return await self._hold(stop or anyio.Event())
         finally:
-            self.phase = ConnectionPhase.DISCONNECTED
+            self._enter(ConnectionPhase.DISCONNECTED)
 
     async def _hold(self, stop: anyio.Event) -> Ended:
         """Own one connection; whatever ends the conversation, it is closed in order."""
@@ -140,15 +140,16 @@ class Session:
         inbox = Inbox(runner, self._queue, self._decisions, self.legacy, self.reaper)
         inbox.subscribe(connection)
         connection.on_close(on_close)
-        self.phase = ConnectionPhase.CONNECTING
+        self._enter(ConnectionPhase.CONNECTING)
         await connection.start()
-        self.phase = ConnectionPhase.REGISTERING
+        self._enter(ConnectionPhase.REGISTERING)
         interval_ms = await register(runner, connection)
         runner.hub.online(connection)
         await reconcile(runner, connection, self.missed)
         tasks.start_soon(self.replay.run, connection.invoke)
         tasks.start_soon(beat, runner, interval_ms)
-        self.phase, self.last_error = ConnectionPhase.ONLINE, None
+        self.last_error = None
+        self._enter(ConnectionPhase.ONLINE)
         online_since_ms = runner.clock.now_ms()
         logger.info("online", runner_id=runner.identity.runner_id)
         inbox.open()
@@ -157,6 +158,11 @@ class Session:
         self.last_error = None if reason is None else str(reason)
         hurried = not isinstance(reason, HubConnectionLost) or reason.allow_reconnect
         return Ended(runner.clock.now_ms() - online_since_ms, None if hurried else UNHURRIED_MS)
+
+    def _enter(self, phase: ConnectionPhase) -> None:
+        """The status shows it at once."""
+        self.phase = phase
+        self.runner.notify()
 
 
 def _needs_a_person(error: ForgeError) -> bool:
