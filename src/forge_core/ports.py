@@ -147,8 +147,9 @@ class Engine(Protocol):
     async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
         """Every container (running or not), network and volume that carries all these labels.
 
-        Raises instead of answering with a partial list: nothing is ever deleted, or believed
-        gone, on the strength of half an answer.
+        Raises instead of answering with a partial list, or with that of another engine than
+        :meth:`facts` named first: nothing is ever deleted, or believed gone, on the strength of
+        half an answer.
         """
 
 

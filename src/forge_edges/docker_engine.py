@@ -60,6 +60,7 @@ class DockerEngine:
         self._calls = EngineCalls(timeout_ms=timeout_ms, max_calls=max_calls)
         self._negotiation = anyio.Lock()
         self._client: _Client | None = None
+        self._id: str | None = None
 
     @classmethod
     @asynccontextmanager
@@ -88,7 +89,9 @@ class DockerEngine:
     async def facts(self) -> EngineFacts:
         """Who the engine is; negotiates anew, since it may have been replaced meanwhile."""
         _, version = await self._negotiate()
-        return engine_facts(version, await self.info())
+        facts = engine_facts(version, await self.info())
+        self._id = self._id or facts.id
+        return facts
 
     async def info(self) -> Mapping[str, Any]:
         """The engine's ``info`` as it is (Engine API, SystemInfo)."""
@@ -295,7 +298,11 @@ class DockerEngine:
         )
 
     async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
-        """All containers, networks and volumes with all of these labels; never a partial list."""
+        """All containers, networks and volumes with all of these labels; never a partial list.
+
+        :raises EngineUnreachable: also when it is not the engine any more that :meth:`facts`
+            named first: what that one holds is not gone because another does not have it.
+        """
         assert labels, "an unfiltered list names the resources of others"
         filters = {"label": [f"{name}={value}" for name, value in labels.items()]}
         containers = await self._call(
@@ -305,6 +312,11 @@ class DockerEngine:
         volumes = await self._call("list volumes", lambda api: api.volumes(filters=filters))
         if warnings := volumes.get("Warnings"):
             raise EngineUnreachable(f"cannot list volumes: the list is partial: {warnings}")
+        if self._id is not None and (other := (await self.info())["ID"]) != self._id:
+            raise EngineUnreachable(
+                f"cannot list the resources of engine {self._id}: engine {other} stands in its"
+                " place; bring the first one back, or restart the bridge to serve this one"
+            )
         found = [
             *(engine_resource(ResourceKind.CONTAINER, item) for item in containers),
             *(engine_resource(ResourceKind.NETWORK, item) for item in networks),

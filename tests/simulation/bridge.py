@@ -97,6 +97,7 @@ class Life:
     def __init__(self, host: BridgeHost, number: int) -> None:
         self.process = f"bridge-{number}"
         self.instance_id = ""
+        self.engine = EngineDoor(host.engine, self._before, self._reach)
         self.service: BridgeService | None = None
         self.ended = False
         self.failure: BaseException | None = None
@@ -130,11 +131,10 @@ class Life:
         self.instance_id = clock.new_id()
         self._stop = anyio.Event()
         identity = Identity(RUNNER_ID, self.instance_id, "domain", "0", "host", "simulated")
-        engine = EngineDoor(host.engine, self._before, self._reach)
-        await until_reachable(engine, clock)
+        await until_reachable(self.engine, clock)
         ports = Ports(
             clock=clock,
-            engine=engine,
+            engine=self.engine,
             git=host.git,
             host=NoHostCommands(),
             disk=WatchedDisk(host.disk),
@@ -206,6 +206,12 @@ class BridgeHost:
         if self.life is None:
             self.world.note("host", "starts the bridge")
             self.lives.append(Life(self, len(self.lives) + 1))
+
+    def restart_for_this_engine(self) -> None:
+        """What an operator does about a bridge that serves an engine which is not there."""
+        life = self.life
+        if life is not None and life.engine.engine_id not in (None, self.engine.id):
+            self.kill(power_cut=False)
 
     def kill(self, *, power_cut: bool) -> None:
         """SIGKILL, or the end of the whole machine."""

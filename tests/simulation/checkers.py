@@ -195,10 +195,12 @@ class Checkers:
 
         But for what a slow engine has created since nothing was observed to be there.
         """
+        life = self.simulation.host.life
+        engine_id = None if life is None else life.engine.engine_id
         recently_s = self.world.now_s - (LATE_S if self.simulation.faults.engine_slow else 0.0)
         left = [
             resource.name
-            for resource in self._ours()
+            for resource in self._ours(of_engine=engine_id)
             if _key_of(resource) == key and self._created_s[resource.id] < recently_s
         ]
         self.world.require(not left, "capacity", f"{key} is freed and {left} are there")
@@ -371,10 +373,13 @@ class Checkers:
                 identity = f"{message.id}.1" if report else message.id
                 self.recorded[message.method, identity] = path
 
-    def _ours(self) -> list[EngineResource]:
+    def _ours(self, *, of_engine: str | None = None) -> list[EngineResource]:
+        """Of this runner, in the engine that stands there now or in the one that is named."""
+        engine = self.simulation.engine
+        found = engine.resources() if of_engine is None else engine.resources_of(of_engine)
         return [
             resource
-            for resource in self.simulation.engine.resources()
+            for resource in found
             if resource.labels.get(RUNNER_ID) == bridge.RUNNER_ID
             and is_ours(resource.name, resource.labels)
         ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -187,11 +187,15 @@ class SimulatedEngine:
         """Whether another engine stands there now."""
         return self._elsewhere is not None
 
-    def all_containers(self) -> Iterator[Container]:
-        """Also of an engine that is not there at the moment."""
-        yield from self.containers.values()
-        if self._elsewhere is not None:
-            yield from self._elsewhere[0].values()
+    def resources_of(self, engine_id: str) -> list[EngineResource]:
+        """What one of the two holds; the second forgets everything when it is gone."""
+        if engine_id == self.id:
+            return self.resources()
+        if self._elsewhere is None:
+            return []
+        containers, volumes, networks = self._elsewhere
+        things = (*networks.values(), *volumes.values())
+        return [c.resource for c in containers.values()] + [t.resource for t in things]
 
     def resources(self) -> list[EngineResource]:
         """Everything it holds."""

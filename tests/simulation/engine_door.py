@@ -54,11 +54,19 @@ class EngineDoor:
         self._engine = engine
         self._reach = reach
         self._before = before
+        self._id: str | None = None
         self._rng = engine.rng
+
+    @property
+    def engine_id(self) -> str | None:
+        """Of the engine that answered first."""
+        return self._id
 
     async def facts(self) -> EngineFacts:
         """Who stands there now."""
-        return await self._ask("read the engine's facts", self._facts)
+        facts = await self._ask("read the engine's facts", self._facts)
+        self._id = self._id or facts.id
+        return facts
 
     async def info(self) -> Mapping[str, Any]:
         """No more than its id."""
@@ -147,10 +155,12 @@ class EngineDoor:
 
     async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
         """See the port."""
-        return await self._ask(
-            "list_resources",
-            lambda: [r for r in self._engine.resources() if labels.items() <= r.labels.items()],
-        )
+        return await self._ask("list_resources", self._list, labels)
+
+    def _list(self, labels: Mapping[str, str]) -> list[EngineResource]:
+        if self._id not in (None, self._engine.id):
+            raise EngineUnreachable(f"cannot list resources: {self._engine.id} is not {self._id}")
+        return [r for r in self._engine.resources() if labels.items() <= r.labels.items()]
 
     def _facts(self) -> EngineFacts:
         return EngineFacts(

@@ -103,7 +103,11 @@ class Nemesis:
         engine = self._simulation.engine
         if not engine.is_replaced:
             engine.replace()
-            self._for_a_while(90.0, engine.replace)
+            self._for_a_while(90.0, self._bring_the_engine_back)
+
+    def _bring_the_engine_back(self) -> None:
+        self._simulation.engine.replace()
+        self._simulation.host.restart_for_this_engine()
 
     def _flip_a_bit(self) -> None:
         """In the middle of a ledger, while no bridge has it open."""
