@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import functools
 import itertools
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import structlog.testing
@@ -39,6 +42,8 @@ KEY = bytes(range(32))
 MIB = 1 << 20
 
 _numbers = itertools.count(1)
+_TEMPORARY: Final = tempfile.TemporaryDirectory(prefix="forge-flows-", ignore_cleanup_errors=True)
+"""Goes with the process."""
 
 
 class HastyClock(SystemClock):
@@ -173,13 +178,22 @@ class Bridge:
 
 
 def make_repository(directory: Path) -> str:
-    """A clone with one commit; returns the commit."""
+    """A clone with one commit, the same one each time; returns the commit."""
+    template, commit = _template()
+    shutil.copytree(template, directory)
+    return commit
+
+
+@functools.cache
+def _template() -> tuple[Path, str]:
+    """Made once: every program that Git starts costs as much as a test."""
+    directory = Path(_TEMPORARY.name) / "clone"
     directory.mkdir()
     (directory / "README").write_text("A sample.\n")
     git(directory, "init", "--quiet", "--initial-branch=main")
     git(directory, "add", "--all")
     git(directory, "commit", "--quiet", "--message=First")
-    return git(directory, "rev-parse", "HEAD")
+    return directory, git(directory, "rev-parse", "HEAD")
 
 
 def git(directory: Path, *arguments: str) -> str:
@@ -214,7 +228,7 @@ def prepared(settings: BridgeSettings) -> str:
     root = settings.sandbox_state_root
     clone = root.parent / "clone"
     if clone.exists():
-        return git(clone, "rev-parse", "HEAD")
+        return _template()[1]
     root.mkdir(mode=0o700)
     commit = make_repository(clone)
     add_repository(root, REPOSITORY, clone)

@@ -344,7 +344,7 @@ class Liar:
 
 @pytest.mark.requirement("B-01", "B-04", "B-07", "B-08", "B-21", "B-81")
 @settings(
-    max_examples=25,
+    max_examples=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
