@@ -96,7 +96,9 @@ class Project:
         """The workspace as a container gets it."""
         archive = await self.archive()
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(directory, filter="fully_trusted")  # noqa: S202 - ours, into tmp
+            # Python 3.11.2 (Debian 12) has no filters yet.
+            trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
+            tar.extractall(directory, **trusted)  # noqa: S202 - ours, into tmp
         return directory
 
     async def bundle(
