@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 
 from .mutations import MUTATIONS, mutated
 from .simulation import simulate
@@ -20,23 +21,26 @@ def main() -> int:
     parser.add_argument("--mutate", choices=sorted(MUTATIONS), help="put a known bug in first")
     options = parser.parse_args()
     began = time.monotonic()
-    steps, virtual_s, broken = 0, 0.0, []
+    steps, virtual_s, lives, broken = 0, 0.0, 0, []
+    ends: Counter[str] = Counter()
     for seed in range(options.first, options.first + options.seeds):
         show = print if options.trace else None
         with mutated(options.mutate):
             outcome = simulate(seed, faults=not options.calm, show=show)
         steps += outcome.steps
         virtual_s += outcome.virtual_s
+        lives += outcome.lives
+        ends.update(outcome.ends)
         if outcome.violations:
             broken.append(seed)
             if not options.trace:
                 print("\n".join(outcome.tail[-60:]))
             print(f"seed {seed} is broken: {'; '.join(outcome.violations)}\n")
+    print("dispatches:", ", ".join(f"{count} {end}" for end, count in ends.most_common()))
     elapsed_s = time.monotonic() - began
     print(
-        f"{options.seeds} seeds, {steps} steps, {virtual_s / 3600:.1f} simulated hours"
-        f" in {elapsed_s:.1f} s; {len(broken)} broken{': ' if broken else ''}"
-        + " ".join(map(str, broken))
+        f"{options.seeds} seeds, {steps} steps, {lives} lives of the bridge,"
+        f" {virtual_s / 3600:.1f} simulated hours in {elapsed_s:.1f} s; broken: {broken or 'none'}"
     )
     return 1 if broken else 0
 

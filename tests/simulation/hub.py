@@ -8,6 +8,7 @@ per id; a second arrival must be the same message.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,7 +29,9 @@ Key = tuple[str, int]
 KILL_GRACE_MS: Final = 2_000
 HEARTBEAT_MS: Final = 10_000
 TICK_S: Final = 0.5
-MAX_DISPATCHES: Final = 4
+MAX_STARTS: Final = 4
+MAX_OFFERS: Final = 40
+RETRY_S: Final = (2.0, 20.0)
 COMMIT: Final = "c" * 40
 LIVE: Final = frozenset({"offered", "running", "cancelling"})
 REPLAYED: Final = {
@@ -50,6 +53,8 @@ class Attempt:
     idle_ms: int
     has_secret: bool
     fence: int = 0
+    starts: int = 0
+    next_offer_s: float = 0.0
     done: bool = False
 
 
@@ -87,6 +92,7 @@ class SimulatedHub:
     """
 
     def __init__(self, world: World, canary: Callable[[str], str]) -> None:
+        """``canary`` takes a secret that may be found nowhere, and gives it back."""
         self.world = world
         self.rng = world.rng("hub")
         self.attempts: list[Attempt] = []
@@ -191,7 +197,10 @@ class SimulatedHub:
         if handle in self._redeemed:
             return {"accepted": False, "reason": "spent"}
         self._redeemed.add(handle)
-        return {"accepted": True, "secrets": {"DEPLOY_KEY": self._canary(handle)}}
+        return {
+            "accepted": True,
+            "secrets": {"DEPLOY_KEY": self._canary(f"canary-{self.rng.getrandbits(96):x}")},
+        }
 
     def _take_replayed(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
         identity, body = _identity(method, payload)
@@ -262,17 +271,18 @@ class SimulatedHub:
                     self._renew(dispatch, now)
         if self.working and self.online is not None:
             for attempt in self.attempts:
-                if not attempt.done and self._live(attempt) is None and self.rng.random() < 0.3:
+                if not attempt.done and self.world.now_s >= attempt.next_offer_s:
                     self.offer(attempt)
 
     def offer(self, attempt: Attempt) -> None:
         """Dispatch it under the next fence, to whoever is online."""
         assert self.online is not None
         assert self.online.registered_instance is not None
-        if attempt.fence >= MAX_DISPATCHES:
+        if attempt.starts >= MAX_STARTS or attempt.fence >= MAX_OFFERS:
             attempt.done = True
             return
         attempt.fence += 1
+        attempt.next_offer_s = math.inf
         self._offers += 1
         offer = {
             "offerId": f"offer-{self._offers}",
@@ -337,14 +347,12 @@ class SimulatedHub:
         """What it believes to be offered or running."""
         return [d for d in self.dispatches.values() if d.state in LIVE]
 
-    def _live(self, attempt: Attempt) -> Dispatch | None:
-        dispatch = self.dispatches.get((attempt.id, attempt.fence))
-        return dispatch if dispatch is not None and dispatch.state in LIVE else None
-
     def _start(self, dispatch: Dispatch) -> None:
         attempt, offer = dispatch.attempt, dispatch.offer
         dispatch.state, dispatch.sent_ms = "running", self.world.now_ms
+        attempt.starts += 1
         dispatch.key = self.rng.randbytes(32)
+        key = self._canary(base64.b64encode(dispatch.key).decode())
         names = ("attemptId", "fence", "offerId", "runnerInstanceId", "sessionId", "projectId")
         dispatch.start = {
             **{name: offer[name] for name in (*names, "trustDomainId", "repository")},
@@ -354,7 +362,7 @@ class SimulatedHub:
             "lease": {
                 "ttlMs": attempt.ttl_ms,
                 "sequence": 0,
-                "key": base64.b64encode(dispatch.key).decode(),
+                "key": key,
             },
             "limits": {
                 "hardWallMs": attempt.hard_wall_ms,
@@ -392,6 +400,9 @@ class SimulatedHub:
 
     def _end(self, dispatch: Dispatch, why: str) -> None:
         dispatch.state = "ended"
+        if dispatch.fence == dispatch.attempt.fence:
+            pause_s = self.rng.uniform(*RETRY_S)
+            dispatch.attempt.next_offer_s = self.world.now_s + pause_s
         self.world.note(HUB, f"ends {dispatch.id}: {why}")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,7 +22,7 @@ from .disk import SimulatedDisk
 from .engine import Container, Program, SimulatedEngine, Thing
 from .faults import Faults
 from .git import SimulatedGit
-from .hub import Attempt, SimulatedHub
+from .hub import Attempt, Dispatch, SimulatedHub
 from .loop import NothingLeftError, virtual_loop
 from .nemesis import Nemesis
 from .network import Network
@@ -39,7 +40,12 @@ CHECK_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one seed."""
+    """What came of one seed.
+
+    :ivar tail: the end of the trace; ``digest`` is of all of it.
+    :ivar ends: how the hub's dispatches ended, and how often.
+    :ivar lives: of the bridge.
+    """
 
     seed: int
     steps: int
@@ -47,8 +53,8 @@ class Outcome:
     violations: tuple[str, ...]
     tail: tuple[str, ...]
     digest: str
-    attempts: int
-    crashes: int
+    ends: Mapping[str, int]
+    lives: int
 
 
 class Simulation:
@@ -125,9 +131,9 @@ class Simulation:
 
     def _plan_work(self) -> None:
         rng = self.world.rng("work")
-        for number in range(rng.randint(2, 6)):
+        for number in range(rng.randint(2, 8)):
             plan = AgentPlan(
-                runs_s=rng.choice((0.5, 5.0, 40.0, 400.0)),
+                runs_s=rng.choice((0.5, 2.0, 5.0, 40.0, 400.0)),
                 exit_code=rng.choice((0, 0, 0, 1)),
                 prints_every_s=rng.choice((0.0, 1.0, 7.0)),
                 obeys_term=rng.random() < 0.7,
@@ -137,9 +143,10 @@ class Simulation:
                     f"attempt-{number + 1}",
                     plan,
                     ttl_ms=rng.choice((6_000, 15_000, 60_000)),
-                    hard_wall_ms=rng.choice((60_000, 600_000)),
+                    hard_wall_ms=rng.choice((30_000, 600_000)),
                     idle_ms=rng.choice((20_000, 600_000)),
                     has_secret=rng.random() < 0.5,
+                    next_offer_s=rng.uniform(0, 60),
                 )
             )
 
@@ -196,9 +203,15 @@ def simulate(
             tuple(world.violations),
             tuple(world.tail),
             world.digest,
-            len(simulation.hub.dispatches),
-            len(simulation.host.lives) - 1,
+            Counter(_end_of(dispatch) for dispatch in simulation.hub.dispatches.values()),
+            len(simulation.host.lives),
         )
+
+
+def _end_of(dispatch: Dispatch) -> str:
+    for result in dispatch.results.values():
+        return str(result.get("failureCode", result["outcome"]))
+    return "no result"
 
 
 @contextmanager

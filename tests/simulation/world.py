@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import anyio
 
-from .loop import START_S, VirtualLoop, context_of
+from .loop import START_S, context_of
 
 EPOCH: Final = datetime(2026, 11, 29, 14, 0, tzinfo=UTC)
 TAIL_LINES: Final = 400
@@ -26,7 +26,12 @@ class World:
     :ivar wall_offset_s: how far the host's wall clock has been stepped.
     """
 
-    def __init__(self, seed: int, loop: VirtualLoop, show: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        loop: asyncio.AbstractEventLoop,
+        show: Callable[[str], None] | None = None,
+    ) -> None:
         self.seed = seed
         self.loop = loop
         self.violations: list[str] = []
@@ -78,7 +83,7 @@ class World:
 
     def note(self, who: str, what: str) -> None:
         """One line of the trace."""
-        line = f"{self.now_s:10.3f} {self.loop.steps:7d} {who:<9} {what}"
+        line = f"{self.now_s:10.3f} {getattr(self.loop, 'steps', 0):7d} {who:<9} {what}"
         self.lines += 1
         self.tail.append(line)
         self._digest.update(line.encode() + b"\n")
