@@ -264,14 +264,8 @@ class ScriptedHub:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ScriptedHub]:
         """Listen on a free port; at the end nothing that the bridge sent may have been wrong."""
-
-        @asynccontextmanager
-        async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-            async with self._hub.running():
-                yield
-
-        app = expose_transport(self._gate(Starlette(routes=self._hub.routes(), lifespan=lifespan)))
-        config = uvicorn.Config(app, log_level="error", **UVICORN_SETTINGS)
+        app = expose_transport(self._gate(Starlette(routes=self._hub.routes())))
+        config = uvicorn.Config(app, log_level="error", lifespan="off", **UVICORN_SETTINGS)
         server = uvicorn.Server(config)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -280,9 +274,14 @@ class ScriptedHub:
                 while not server.started:
                     await anyio.sleep(0.005)
                 try:
-                    yield self
+                    async with self._hub.running():
+                        yield self
                 finally:
-                    server.should_exit = True
+                    # Not by its flag, which it looks at ten times a second only.
+                    server.force_exit = True
+                    with anyio.CancelScope(shield=True):
+                        await server.shutdown([listener])
+                    tasks.cancel_scope.cancel()
         assert self.faults == []
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from memory_engine import MemoryEngine
 from scripted_hub import HubException, ScriptedHub, renewal
 from test_legacy import dispatch
 
+from forge_core.ports import EngineResource
 from forge_core.wire.from_bridge import HUB_METHODS
 from forge_core.wire.from_hub import CLIENT_TARGETS
 
@@ -203,6 +204,28 @@ async def test_a_flood_is_taken_within_bounds(tmp_path: Path) -> None:
         hub.drop()
         await hub.online(2)
         await still_well(bridge, connections=2)
+
+
+@pytest.mark.requirement("B-88")
+async def test_a_flood_of_reap_actions_holds_up_nothing(tmp_path: Path) -> None:
+    engine = MemoryEngine()
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+        hub, released = bridge.hub, anyio.Event()
+        list_resources = engine.list_resources
+
+        async def slow(labels: Mapping[str, str]) -> Sequence[EngineResource]:
+            await released.wait()
+            return await list_resources(labels)
+
+        engine.list_resources = slow  # type: ignore[method-assign]
+        reap = honest(bridge)["Reap"]
+        for number in range(1_000):
+            hub.send("Reap", {**reap, "requestId": f"r{number}"})
+        await bridge.accept()
+        released.set()
+        await hub.next("SubmitReapOutcome", requestId="r0")
+        await hub.next("SubmitReapOutcome", requestId="r15")
+        assert len(hub.of("SubmitReapOutcome")) == 16
 
 
 def resident_kib() -> int:

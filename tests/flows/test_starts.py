@@ -34,7 +34,7 @@ async def test_a_start_without_a_reservation_runs_nothing(tmp_path: Path) -> Non
         assert result["cleanup"] == "complete"
         elsewhere = bridge.start(bridge.offer(runnerInstanceId="another"))
         bridge.hub.send("Start", elsewhere)
-        late = await bridge.accept(expiresInMs=1)
+        late = await bridge.accept(expiresInMs=100)
         assert (await bridge.hub.over(late["attemptId"]))["failureCode"] == "start_timeout"
         bridge.hub.send("Start", bridge.start(late))
         await bridge.hub.over(await bridge.run("true"))

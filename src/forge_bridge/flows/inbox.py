@@ -8,6 +8,7 @@ never wait for one another, nor for an answer of the hub.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -37,8 +38,25 @@ from forge_core.wire.from_hub import (
 logger = structlog.get_logger(__name__)
 
 QUEUE_LIMIT: Final = 4_096
+REAPS_WAITING: Final = 16
+"""Each is a look at the whole engine; the passes of every minute do the same."""
+
 LOGGED_COMPLAINTS: Final = 20
 """A hub that sends nonsense must not fill the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """Where what has arrived waits; they outlive the connection.
+
+    :ivar work: everything about attempts and v1 dispatches, by attempt.
+    :ivar reaps: passes that the hub asks for, one after the other.
+    :ivar decisions: answers to offers.
+    """
+
+    work: KeyedQueue
+    reaps: KeyedQueue
+    decisions: Decisions
 
 
 class Inbox:
@@ -47,14 +65,12 @@ class Inbox:
     def __init__(
         self,
         runner: Runner,
-        queue: KeyedQueue,
-        decisions: Decisions,
+        queues: Queues,
         legacy: LegacyDispatches,
         reaper: Reaper | None,
     ) -> None:
         self._runner = runner
-        self._queue = queue
-        self._decisions = decisions
+        self._queues = queues
         self._legacy = legacy
         self._reaper = reaper
         self._held: list[tuple[Offer, int]] | None = []
@@ -81,7 +97,7 @@ class Inbox:
             offer = parse(Offer, payload, what="Offer")
         except RefusedError as error:
             if self._may_be_for_us(payload, error):
-                refuse_malformed(self._runner, self._decisions, payload, str(error))
+                refuse_malformed(self._runner, self._queues.decisions, payload, str(error))
             return
         received_ms = self._runner.clock.now_ms()
         if not self._is_for_us(offer):
@@ -94,7 +110,7 @@ class Inbox:
     def _submit_offer(self, offer: Offer, received_ms: int) -> None:
         self._submit(
             offer.attempt_id,
-            lambda: handle_offer(self._runner, self._decisions, offer, received_ms),
+            lambda: handle_offer(self._runner, self._queues.decisions, offer, received_ms),
         )
 
     def _start(self, payload: object) -> None:
@@ -144,8 +160,10 @@ class Inbox:
 
     def _reap(self, payload: object) -> None:
         reap, reaper = self._read(Reap, payload), self._reaper
-        if reap is not None and self._is_for_us(reap):
-            self._submit("reap", lambda: handle_reap(self._runner, reaper, reap))
+        if reap is None or not self._is_for_us(reap):
+            return
+        if not self._queues.reaps.submit(None, lambda: handle_reap(self._runner, reaper, reap)):
+            self._complain("too many reap actions wait; one was dropped")
 
     def _settings(self, payload: object) -> None:
         changed = self._read(RunnerSettingsChanged, payload)
@@ -174,7 +192,7 @@ class Inbox:
         return not isinstance(named, str) or named == self._runner.identity.runner_instance_id
 
     def _submit(self, key: Hashable, job: Job) -> None:
-        if not self._queue.submit(key, job):
+        if not self._queues.work.submit(key, job):
             # What is lost here the hub repeats: offers expire, renewals and cancels come again.
             self._complain("the inbox is full; a message from the hub was dropped")
 

@@ -14,7 +14,7 @@ import anyio.abc
 import structlog
 
 from forge_bridge.flows.heartbeat import beat
-from forge_bridge.flows.inbox import QUEUE_LIMIT, Inbox
+from forge_bridge.flows.inbox import QUEUE_LIMIT, REAPS_WAITING, Inbox, Queues
 from forge_bridge.flows.legacy import LegacyDispatches
 from forge_bridge.flows.offer import Decisions
 from forge_bridge.flows.reap import Reaper
@@ -73,10 +73,12 @@ class Session:
     last_error: str | None = None
     missed: dict[tuple[str, int], int] = field(default_factory=dict)
     _queue: KeyedQueue = field(init=False)
+    _reaps: KeyedQueue = field(init=False)
     _decisions: Decisions = field(init=False)
 
     def __post_init__(self) -> None:
         self._queue = KeyedQueue(self.runner.tasks, limit=QUEUE_LIMIT)
+        self._reaps = KeyedQueue(self.runner.tasks, limit=REAPS_WAITING)
         self._decisions = Decisions(self.runner)
 
     async def run(self, stop: anyio.Event) -> None:
@@ -137,15 +139,16 @@ class Session:
             reasons.append(error)
             closed.set()
 
-        inbox = Inbox(runner, self._queue, self._decisions, self.legacy, self.reaper)
+        queues = Queues(self._queue, self._reaps, self._decisions)
+        inbox = Inbox(runner, queues, self.legacy, self.reaper)
         inbox.subscribe(connection)
         connection.on_close(on_close)
         self._enter(ConnectionPhase.CONNECTING)
         await connection.start()
         self._enter(ConnectionPhase.REGISTERING)
         interval_ms = await register(runner, connection)
-        runner.hub.online(connection)
         await reconcile(runner, connection, self.missed)
+        runner.hub.online(connection)
         tasks.start_soon(self.replay.run, connection.invoke)
         tasks.start_soon(beat, runner, interval_ms)
         self.last_error = None
