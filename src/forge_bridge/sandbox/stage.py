@@ -10,6 +10,7 @@ from forge_bridge.runner import Runner, SandboxSettings
 from forge_core.attempt_events import Happened, ResourceCreated, ResourceIntended, StageEntered
 from forge_core.errors import (
     DiskUnusable,
+    EngineNotFound,
     EngineOutOfDisk,
     EngineTimedOut,
     EngineUnreachable,
@@ -38,7 +39,9 @@ def failure_of(error: ForgeError) -> tuple[FailureCode, str]:
     match error:
         case StageFailed():
             return error.code, str(error)
-        case EngineUnreachable() | EngineTimedOut():
+        case EngineUnreachable() | EngineTimedOut() | EngineNotFound():
+            # What the dispatch had made is not there any more: it was taken, or it is another
+            # engine.  A missing image has a code of its own.
             return FailureCode.ENGINE_LOST, str(error)
         case EngineOutOfDisk() | DiskUnusable():
             return FailureCode.DISK_FULL, str(error)
