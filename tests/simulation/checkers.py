@@ -12,7 +12,9 @@ Each checker has a name, which a violation begins with:
 ``durable``       a message is on disk before it is sent
 ``delivered``     in the end, every durable message has reached the hub
 ``nothing left``  in the end, engine, ledgers and outbox are empty and the capacity is whole
-``protocol``, ``exactly once``, ``outcome``: the hub's own (:mod:`.hub`)
+``outcome``       a result never changes, and no fault that is simulated is an ``internal_error``
+``protocol``      what the hub is told is what its models say
+``exactly once``  what comes again is the same message
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from forge_core.errors import HubError, RefusedError
 from forge_core.wire.base import parse
-from forge_core.wire.codes import Outcome
+from forge_core.wire.codes import FailureCode, Outcome
 from forge_core.wire.from_bridge import HUB_METHODS
 from forge_core.wire.lease_mac import lease_message, sign_lease
 from forge_core.wire.limits import MAX_MESSAGE_BYTES, measured_size_bytes
@@ -245,6 +245,8 @@ class SimulatedHub:
             self.world.require(
                 kept, "outcome", f"{dispatch.id} was {earlier['outcome']}, is {verdict} now"
             )
+        known = payload.get("failureCode") != FailureCode.INTERNAL_ERROR
+        self.world.require(known, "outcome", f"{dispatch.id}: {payload.get('summary')}")
         dispatch.results[payload["revision"]] = payload
         if dispatch.state != "ended":
             self._end(dispatch, payload["outcome"])
