@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 from .mutations import MUTATIONS, mutated
-from .simulation import simulate
+from .simulation import MAX_STEPS, simulate
 
 
 def main() -> int:
@@ -16,6 +16,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many (default 100)")
     parser.add_argument("--first", type=int, default=1, help="the first one (default 1)")
+    parser.add_argument(
+        "--steps", type=int, default=MAX_STEPS, help=f"the most of one seed (default {MAX_STEPS})"
+    )
     parser.add_argument("--calm", action="store_true", help="without any fault")
     parser.add_argument("--trace", action="store_true", help="print every line of the trace")
     parser.add_argument("--mutate", choices=sorted(MUTATIONS), help="put a known bug in first")
@@ -26,7 +29,7 @@ def main() -> int:
     for seed in range(options.first, options.first + options.seeds):
         show = print if options.trace else None
         with mutated(options.mutate):
-            outcome = simulate(seed, faults=not options.calm, show=show)
+            outcome = simulate(seed, faults=not options.calm, max_steps=options.steps, show=show)
         steps += outcome.steps
         virtual_s += outcome.virtual_s
         lives += outcome.lives

@@ -19,8 +19,8 @@ class Faults:
     ``engine_stuck`` resists a removal for a while; ``exit_lies`` tells a wrong exit code.
     Containers: ``pid1_hostile`` does not do what the supervisor must; ``oom`` kills the agent.
     Network: ``lost``, ``doubled`` and ``late`` messages from the hub; ``forged`` renewals with the
-    MAC of others; ``ack_lost`` drops the hub's answer with the connection; ``dropped`` ends a
-    connection at a message.
+    MAC of others; ``ack_lost`` drops the hub's answer with the connection, ``ack_late`` takes most
+    of a minute over it; ``dropped`` ends a connection at a message; ``refused`` lets none begin.
     Disk: ``disk_full`` refuses a write, ``disk_broken`` a sync; ``disk_slow`` takes seconds.
     Git: ``git_refuses`` a commit or a bundle.  Hub: ``hub_errs`` answers with an error.
     """
@@ -37,6 +37,8 @@ class Faults:
     late: float = 0.0
     forged: float = 0.0
     ack_lost: float = 0.0
+    ack_late: float = 0.0
+    refused: float = 0.0
     dropped: float = 0.0
     disk_full: float = 0.0
     disk_broken: float = 0.0
@@ -72,6 +74,8 @@ MOST = {
     "late": 0.5,
     "forged": 0.5,
     "ack_lost": 0.1,
+    "ack_late": 0.2,
+    "refused": 0.8,
     "dropped": 0.05,
     "disk_full": 0.2,
     "disk_broken": 0.05,

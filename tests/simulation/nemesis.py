@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from .bridge import RUNNER_ID
 from .disk import LEDGERS
+from .engine import PROCESS as ENGINE
 
 if TYPE_CHECKING:
     from .simulation import Simulation
@@ -39,6 +40,7 @@ class Nemesis:
             "replace the engine": self._replace_engine,
             "flip a bit": self._flip_a_bit,
             "freeze a container": self._freeze_container,
+            "suspend the host": self._suspend,
             "partition": self._partition,
             "cut the connection": simulation.network.cut,
             "restart the hub": self._restart_hub,
@@ -91,6 +93,21 @@ class Nemesis:
         running = [c for c in self._simulation.engine.containers.values() if c.status == "running"]
         if running:
             self._freeze(self._rng.choice(running).process, 60.0)
+
+    def _suspend(self) -> None:
+        """Everything on the machine stands still, while the hub and CLOCK_BOOTTIME go on."""
+        loop, simulation = self._simulation.world.loop, self._simulation
+        life = simulation.host.life
+        processes = [ENGINE, *(c.process for c in simulation.engine.containers.values())]
+        processes += [] if life is None else [life.process]
+        for process in processes:
+            loop.freeze(process)
+
+        def resume() -> None:
+            for process in processes:
+                loop.thaw(process)
+
+        self._for_a_while(120.0, resume)
 
     def _kill_engine(self) -> None:
         engine = self._simulation.engine

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import anyio
 import anyio.abc
 
-from forge_core.errors import ForgeError, HubConnectionLost, HubError, HubUnavailable
+from forge_core.errors import ForgeError, HubConnectionLost, HubError, HubRefused, HubUnavailable
 from forge_core.ports import PayloadHandler
 
 from .faults import Faults
@@ -138,6 +138,9 @@ class SimulatedConnection:
             await anyio.sleep(15.0)
         if network.partitioned or not network.hub_is_up:
             raise HubUnavailable("cannot connect to the hub: nothing answers")
+        if network.rng.random() < network.faults.refused:
+            status = network.rng.choice((401, 429, 503))
+            raise HubRefused(f"cannot connect to the hub: status {status}", status=status)
         self.is_open = True
         network.connections.append(self)
         network.world.later(HUB, 0, network.hub.connected, self)
@@ -240,6 +243,9 @@ class SimulatedConnection:
             result = error
         if rng.random() < faults.ack_lost:
             self.lose(f"before the answer to {method}")
+            return
+        if rng.random() < faults.ack_late:
+            network.world.later(self.process, rng.uniform(1, 50), self._answer, number, result)
             return
         self._back_s = self._at(self._back_s, self.process, self._answer, number, result)
 

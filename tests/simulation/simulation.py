@@ -60,8 +60,9 @@ class Outcome:
 class Simulation:
     """All parts of one seed's world, wired together."""
 
-    def __init__(self, world: World, *, faults: bool) -> None:
+    def __init__(self, world: World, *, faults: bool, max_steps: int) -> None:
         self.world = world
+        self._max_steps = max_steps
         self.faults_are_on = True
         self._restarts_asked = False
         self.faults = Faults.of(world.rng("faults")) if faults else Faults()
@@ -96,8 +97,8 @@ class Simulation:
 
     def _after_step(self) -> None:
         self.checkers.after_step()
-        if self.world.loop.steps >= MAX_STEPS:
-            self.world.violate("progress", f"not at rest after {MAX_STEPS} steps")
+        if self.world.loop.steps >= self._max_steps:
+            self.world.violate("progress", f"not at rest after {self._max_steps} steps")
 
     def _check(self) -> None:
         self.world.later("world", CHECK_S, self._check)
@@ -176,18 +177,20 @@ def simulate(
     seed: int,
     *,
     faults: bool = True,
+    max_steps: int = MAX_STEPS,
     show: Callable[[str], None] | None = None,
     prepare: Callable[[Simulation], None] = lambda _simulation: None,
 ) -> Outcome:
     """Run one seed to its end.
 
+    :param max_steps: a run that takes more is broken too: it does not come to rest.
     :param show: called with every line of the trace as it comes.
     :param prepare: called before the first step.
     """
     with virtual_loop() as loop:
         world = World(seed, loop, show)
         with _logging_into(world):
-            simulation = Simulation(world, faults=faults)
+            simulation = Simulation(world, faults=faults, max_steps=max_steps)
             prepare(simulation)
             try:
                 loop.run_forever()
