@@ -26,6 +26,7 @@ from forge_bridge import __version__
 from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachable
 from forge_bridge.doctor import Preflight, preflight, read_hardening
 from forge_bridge.flows import drain, status
+from forge_bridge.flows.engine import watch as watch_engine
 from forge_bridge.flows.session import ConnectionFactory
 from forge_bridge.flows.stop import DELIVER_MS
 from forge_bridge.groups import first_error
@@ -36,6 +37,7 @@ from forge_bridge.runner import Identity, SandboxSettings
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
 from forge_core.redaction import Masker
+from forge_core.wire.shapes import Capabilities
 from forge_edges.clock import SystemClock
 from forge_edges.disk import FileSystemDisk
 from forge_edges.docker_context import resolve_endpoint
@@ -88,6 +90,21 @@ async def open_bridge(
             async with anyio.create_task_group() as tasks:
                 service = await _assemble(
                     settings, root, identity, clock, engine, checked, tasks, connections, reach
+                )
+
+                async def look_again() -> Capabilities:
+                    again = await preflight(
+                        engine, settings, runner_id=root.runner_id, instance_id=instance_id
+                    )
+                    return again.capabilities
+
+                tasks.start_soon(
+                    watch_engine,
+                    service.runner,
+                    engine,
+                    facts.id,
+                    service.session.reaper,
+                    look_again,
                 )
                 try:
                     yield service

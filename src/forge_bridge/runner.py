@@ -124,6 +124,7 @@ class Runner:
     hub_settings: RunnerSettings = UNTOLD_SETTINGS
     host_drained: bool = False
     stopping: bool = False
+    engine_away: str | None = None
     disk_usage: DiskUsage = UNSEEN_DISK
     changed: anyio.Event = field(default_factory=anyio.Event)
 
@@ -160,8 +161,12 @@ class Runner:
             trust_domain_id=self.identity.trust_domain_id,
             capacity=self.capacity,
             repositories=frozenset(self.repositories.paths()),
-            runtimes=frozenset(advertised.runtimes),
-            blockers=advertised.sandbox_required.blockers,
+            runtimes=frozenset(advertised.runtimes if self.engine_away is None else ()),
+            blockers=(
+                advertised.sandbox_required.blockers
+                if self.engine_away is None
+                else (self.engine_away,)
+            ),
             network_policies=frozenset(advertised.network_policies),
             services=frozenset(advertised.services),
             publication_modes=frozenset(advertised.publication_modes),

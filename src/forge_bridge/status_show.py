@@ -49,6 +49,7 @@ def status_rows(status: BridgeStatus) -> list[tuple[str, str]]:
         free = format_size(status.disk.free_bytes)
         rows.append(("disk", f"{status.disk.used_percent} % used, {free} free{latched}"))
     rows.append(("unacknowledged", str(status.pending_reports)))
+    rows.append(("engine", status.engine_away or "answers"))
     rows.append(("last error", status.last_error or "none"))
     return rows
 

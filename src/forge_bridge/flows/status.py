@@ -62,6 +62,7 @@ def _status(runner: Runner, session: Session, started_at: str, since: str) -> Br
         disk=told.disk,
         pending_reports=told.pending_reports,
         attempts=told.attempts[-1024:],
+        engine_away=runner.engine_away,
         last_error=session.last_error,
         written_at=told.sent_at,
         written_boot_ms=boot_ms(),

@@ -1,0 +1,105 @@
+"""An engine that goes away stops admission; when it is back, admission comes back by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+from bridge_parts import Bridge, capabilities_of, memory_bridge, settings_for
+from memory_engine import MemoryEngine
+
+from forge_bridge.flows import engine as engine_flow
+from forge_core.errors import EngineUnreachable
+from forge_core.wire.codes import Runtime
+from forge_core.wire.shapes import Capabilities, EngineFacts
+
+pytestmark = pytest.mark.requirement("B-05", "B-23")
+
+
+class ReplaceableEngine(MemoryEngine):
+    """Says that it is whoever the test wants it to be, or says nothing."""
+
+    identity = "memory"
+    is_frozen = False
+
+    async def facts(self) -> EngineFacts:
+        if self.is_frozen:
+            await anyio.sleep_forever()
+        if fault := self.faults.get("facts"):
+            raise fault
+        return (await super().facts()).model_copy(update={"id": self.identity})
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_flow, "LOOK_EVERY_MS", 20)
+    monkeypatch.setattr(engine_flow, "ANSWER_MS", 200)
+
+
+async def rejection(bridge: Bridge) -> tuple[str | None, str | None]:
+    offer = bridge.offer()
+    bridge.hub.send("Offer", offer)
+    decision = await bridge.hub.decision(offer)
+    return decision.get("reasonCode"), decision.get("detail")
+
+
+async def until(bridge: Bridge, *, away: bool) -> None:
+    with anyio.fail_after(10):
+        while (bridge.runner.engine_away is not None) is not away:
+            await bridge.runner.changed.wait()
+
+
+@pytest.mark.parametrize("how", ["unreachable", "frozen", "replaced"])
+async def test_nothing_is_admitted_while_the_engine_is_away(tmp_path: Path, how: str) -> None:
+    engine, looked = ReplaceableEngine(), 0
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+
+        async def look_again() -> Capabilities:
+            nonlocal looked
+            looked += 1
+            settings = settings_for(tmp_path, bridge.hub)
+            return capabilities_of(settings, (Runtime.DOCKER,))
+
+        bridge.runner.tasks.start_soon(
+            engine_flow.watch, bridge.runner, engine, "memory", None, look_again
+        )
+        match how:
+            case "unreachable":
+                engine.faults["facts"] = EngineUnreachable("nobody there")
+            case "frozen":
+                engine.is_frozen = True
+            case "replaced":
+                engine.identity = "another"
+        await until(bridge, away=True)
+        code, detail = await rejection(bridge)
+        assert code == "runtime_unavailable"
+        wanted = {"unreachable": "nobody there", "frozen": "did not answer", "replaced": "another"}
+        assert wanted[how] in (detail or "")
+        engine.faults.clear()
+        engine.is_frozen, engine.identity = False, "memory"
+        await until(bridge, away=False)
+        assert looked == 1, "what came back was not looked at again"
+        await bridge.accept()
+
+
+async def test_an_engine_that_cannot_be_looked_at_stays_away(tmp_path: Path) -> None:
+    engine = ReplaceableEngine()
+    tries = 0
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+
+        async def look_again() -> Capabilities:
+            nonlocal tries
+            tries += 1
+            if tries < 3:
+                raise EngineUnreachable("still starting")
+            return capabilities_of(settings_for(tmp_path, bridge.hub), (Runtime.DOCKER,))
+
+        bridge.runner.tasks.start_soon(
+            engine_flow.watch, bridge.runner, engine, "memory", None, look_again
+        )
+        engine.faults["facts"] = EngineUnreachable("nobody there")
+        await until(bridge, away=True)
+        engine.faults.clear()
+        await until(bridge, away=False)
+        assert tries == 3
