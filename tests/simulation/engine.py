@@ -175,7 +175,14 @@ class SimulatedEngine:
                     self._kill(container)
 
     def replace(self) -> None:
-        """Another engine stands behind the socket, with nothing in it; again: the first is back."""
+        """Another engine stands behind the socket, with nothing in it; again: the first is back.
+
+        The other one is gone for good then, with all that runs in it.
+        """
+        if self._elsewhere is not None:
+            for container in self.containers.values():
+                if container.status == "running":
+                    self._kill(container)
         here = (self.containers, self.volumes, self.networks)
         self.containers, self.volumes, self.networks = self._elsewhere or ({}, {}, {})
         self._elsewhere = None if self._elsewhere is not None else here
