@@ -1,59 +1,27 @@
-"""An engine that freezes, dies and comes back, behind the Docker door (testbed.md).
-
-It is a test bed of its own: nobody else's daemon is stopped.
-"""
+"""An engine that freezes, dies and comes back, behind the Docker door (testbed.md)."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from engines import describe, run_testbed
 from forge_core.errors import EngineTimedOut, EngineUnreachable
 from forge_core.labels import Owner, runner_filter
 from forge_core.sandbox_spec import ContainerSpec, Hardening, container_request
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
+from own_daemon import OwnDaemon
 
 TIMEOUT_MS = 800
 PATIENCE_S = 30
-PART = "d26"
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
-
-
-class OwnDaemon:
-    """One dockerd of our own: to freeze, to kill, to start again."""
-
-    def __init__(self, root: Path) -> None:
-        self.environment = {
-            "FORGE_TESTBED_ROOT": str(root),
-            "FORGE_TESTBED_CACHE": describe()["cache"],
-        }
-        self.start()
-
-    def start(self) -> None:
-        done = run_testbed("up", "--json", "--parts", PART, environment=self.environment)
-        assert done.returncode == 0, done.stderr
-        status: dict[str, Any] = json.loads(done.stdout)
-        self.pid: int = status["engines"][PART]["daemon_pid"]
-        self.host = f"unix://{status['engines'][PART]['socket']}"
-        self.image: str = status["images"]["busybox"]["reference"]
-
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def remove(self) -> None:
-        done = run_testbed("down", "--purge", environment=self.environment)
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
