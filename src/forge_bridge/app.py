@@ -36,10 +36,11 @@ from forge_bridge.repositories import RegisteredRepositories
 from forge_bridge.runner import Identity, SandboxSettings
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
+from forge_core.ports import Engine
 from forge_core.redaction import Masker
 from forge_core.wire.shapes import Capabilities
 from forge_edges.clock import SystemClock
-from forge_edges.disk import FileSystemDisk
+from forge_edges.disk import FileSystemDisks, is_reachable
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
 from forge_edges.git_stores import GitStores
@@ -135,7 +136,7 @@ async def _assemble(
         engine=engine,
         git=git,
         host=ProcessHostCommands(),
-        disk=FileSystemDisk(root.path),
+        disk=await _disks(root, engine),
         messages=root.messages,
         ledgers=root.ledgers,
         repositories=repositories,
@@ -147,6 +148,18 @@ async def _assemble(
     tasks.start_soon(drain.watch, service.runner, root.is_drained)
     tasks.start_soon(status.keep, service.runner, service.session, root.path)
     return service
+
+
+async def _disks(root: StateRoot, engine: Engine) -> FileSystemDisks:
+    """The state root's filesystem, and the one that really holds the engine's data (B-25)."""
+    data = Path(str((await engine.info()).get("DockerRootDir", "")))
+    if await anyio.to_thread.run_sync(is_reachable, data):
+        return FileSystemDisks((root.path, data))
+    logger.warning(
+        "the engine's data cannot be looked at from here; only the state root's disk is watched",
+        directory=str(data),
+    )
+    return FileSystemDisks((root.path,))
 
 
 async def sandbox_settings(settings: BridgeSettings) -> SandboxSettings | None:
