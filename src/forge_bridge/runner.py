@@ -81,7 +81,6 @@ class SandboxSettings:
     supervisor_ready_ms: int = 60_000
     exit_ms: int = 10_000
     output_ms: int = 600_000
-    max_workspace_bytes: int = 8 * 2**30
 
 
 class Ledgers(Protocol):

@@ -24,7 +24,12 @@ from forge_core.offer_rules import (
     refuse_unfit,
     refused,
 )
-from forge_core.resources import ResourceCapacity, ResourceVector, exceeded_component
+from forge_core.resources import (
+    CAPACITY_CODES,
+    ResourceCapacity,
+    ResourceVector,
+    exceeded_component,
+)
 from forge_core.wire.base import MAX_INT
 from forge_core.wire.codes import RejectionCode, ReservationState, Runtime
 from forge_core.wire.from_hub import Offer
@@ -43,15 +48,6 @@ DEFAULT_REQUEST: Final = ResourceVector(
     slots=1, pids=256, memory_bytes=1 << 30, cpu_millis=1000, disk_bytes=0
 )
 """What a component that the offer leaves at zero is taken for: every container has limits."""
-
-_COMPONENT_CODES: Final = {
-    "slots": RejectionCode.CAPACITY_SLOTS,
-    "builds": RejectionCode.CAPACITY_BUILDS,
-    "pids": RejectionCode.CAPACITY_PIDS,
-    "memory_bytes": RejectionCode.CAPACITY_MEMORY,
-    "cpu_millis": RejectionCode.CAPACITY_CPU,
-    "disk_bytes": RejectionCode.CAPACITY_DISK,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +233,7 @@ class Admission:
         ceiling = getattr(capacity, component)
         free = (MAX_INT if ceiling is None else ceiling) - getattr(self.used, component)
         return refused(
-            _COMPONENT_CODES[component],
+            CAPACITY_CODES[component],
             f"{component}: {getattr(requested, component)} asked for, {max(free, 0)} free",
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from forge_core.resources import (
+    CAPACITY_CODES,
     ResourceCapacity,
     ResourceVector,
     exceeded_component,
@@ -18,15 +19,6 @@ from forge_core.resources import (
 from forge_core.wire.codes import Policy, RejectionCode, RunnerState, Runtime
 from forge_core.wire.from_hub import HostFallback, Requirements
 from forge_core.wire.shapes import Capabilities, RunnerSettings
-
-_CAPACITY_CODES = {
-    "slots": RejectionCode.CAPACITY_SLOTS,
-    "builds": RejectionCode.CAPACITY_BUILDS,
-    "pids": RejectionCode.CAPACITY_PIDS,
-    "memory_bytes": RejectionCode.CAPACITY_MEMORY,
-    "cpu_millis": RejectionCode.CAPACITY_CPU,
-    "disk_bytes": RejectionCode.CAPACITY_DISK,
-}
 
 
 class Absence(StrEnum):
@@ -217,4 +209,4 @@ def _capacity(wanted: Wanted, candidate: Candidate) -> _Reason | None:
         return None
     counts = (getattr(v, component) for v in (taken, wanted.resources, candidate.capacity))
     detail = "{}: {} taken and {} wanted of {}".format(component, *counts)
-    return _CAPACITY_CODES[component], detail
+    return CAPACITY_CODES[component], detail

@@ -9,7 +9,7 @@ a crash kept from being enqueued is derived again from the ledger, under the sam
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -61,7 +61,6 @@ class Ready:
     records: tuple[Record, ...] = ()
     messages: tuple[Message, ...] = ()
     actions: tuple[Action, ...] = ()
-    wake_at_ms: int | None = field(default=None)
 
     def __bool__(self) -> bool:
         return bool(self.records or self.messages or self.actions)
@@ -72,7 +71,6 @@ class Ready:
             self.records + other.records,
             self.messages + other.messages,
             self.actions + other.actions,
-            other.wake_at_ms,
         )
 
 

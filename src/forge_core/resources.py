@@ -9,6 +9,7 @@ from pydantic import ConfigDict
 
 from forge_core.errors import RefusedError
 from forge_core.wire.base import MAX_INT, WIRE_CONFIG, Count
+from forge_core.wire.codes import RejectionCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,16 @@ class ResourceCapacity:
 
 
 COMPONENTS: Final[tuple[str, ...]] = tuple(field.name for field in fields(ResourceVector))
+
+CAPACITY_CODES: Final = {
+    "slots": RejectionCode.CAPACITY_SLOTS,
+    "builds": RejectionCode.CAPACITY_BUILDS,
+    "pids": RejectionCode.CAPACITY_PIDS,
+    "memory_bytes": RejectionCode.CAPACITY_MEMORY,
+    "cpu_millis": RejectionCode.CAPACITY_CPU,
+    "disk_bytes": RejectionCode.CAPACITY_DISK,
+}
+"""How a refusal names the component that has no room left (protocol.md, Codes)."""
 
 
 def _check(vector: ResourceVector | ResourceCapacity, what: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from forge_core.errors import RefusedError
-from forge_core.labels import Owner
+from forge_core.labels import PREFIX, Owner
 
 SANDBOX_UID: Final = 1000
 SANDBOX_GID: Final = 1000
@@ -310,7 +310,7 @@ def image_faults(inspected: Mapping[str, Any]) -> tuple[str, ...]:
         faults.append(f"it declares VOLUME {sorted(config['Volumes'])}")
     if config.get("OnBuild"):
         faults.append("it declares ONBUILD")
-    labels = sorted(k for k in config.get("Labels") or {} if k.startswith("dev.forge."))
+    labels = sorted(k for k in config.get("Labels") or {} if k.startswith(PREFIX))
     if labels:
         faults.append(f"it carries the labels {labels}")
     return tuple(faults)

@@ -83,7 +83,6 @@ def _board(settings: HubSettings, database: Database, clock: Clock) -> Board:
         heartbeat_interval_ms=settings.heartbeat_interval_ms,
         offer_ttl_ms=settings.offer_ttl_ms,
         kill_grace_ms=settings.kill_grace_ms,
-        decline_backoff_ms=settings.decline_backoff_ms,
     )
     return Board(
         database=database,

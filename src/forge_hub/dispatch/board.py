@@ -21,13 +21,11 @@ class Timing:
 
     :param heartbeat_interval_ms: how often runners were asked to heartbeat.
     :param kill_grace_ms: how long a runner may take to end an attempt whose lease is over.
-    :param decline_backoff_ms: how long a runner that declined is not asked about the same attempt.
     """
 
     heartbeat_interval_ms: int = 15_000
     offer_ttl_ms: int = 30_000
     kill_grace_ms: int = 30_000
-    decline_backoff_ms: int = 15_000
 
 
 class Alarm:
