@@ -91,6 +91,7 @@ class Rig:
         self.directory = directory
         self.engine = engine
         self.runner_id = runner_id
+        directory.mkdir(exist_ok=True)
         self.state_root = directory / "state"
         self.repository = directory / "clone"
         shutil.copytree(SAMPLE, self.repository)
@@ -121,7 +122,7 @@ class Rig:
         self.url = wait_for("the hub's address", lambda: _address_in(log, self.hub), 30)
         wait_for("the hub", lambda: self._is_ready(), 30)
 
-    def start_bridge(self, **settings: str) -> None:
+    def start_bridge(self, *, wait: bool = True, **settings: str) -> None:
         environment = self._environment(
             DOCKER_HOST=self.engine.base_url,
             FORGE_SERVER_URL=self.url,
@@ -141,7 +142,8 @@ class Rig:
         add = [*program, "add-repo", "sample", str(self.repository)]
         subprocess.run(add, env=environment, check=True, capture_output=True)
         self.bridge = Daemon("bridge", program, self.directory / "bridge.log", environment)
-        wait_for("the bridge to come online", self._is_online)
+        if wait:
+            wait_for("the bridge to come online", self._is_online)
 
     def close(self) -> None:
         """Stop what runs, in order; nothing of this runner may be left in the engine."""
