@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forge_bridge.runner import Runner
 from forge_core.admission import Admission, Key
+from forge_core.attempt import Phase
 from forge_core.labels import ATTEMPT_ID, FENCE, RUNNER_ID, is_ours
 from forge_core.ledger import parse_ledger
 from forge_core.ports import EngineResource
@@ -50,6 +51,9 @@ TICK_MS: Final = 1_000
 SLACK_MS: Final = 1_500
 """For the way from the bridge to PID 1, and for what a killed process takes to end."""
 
+SLOW_DISK_MS: Final = 30_000
+"""For what waits behind a few records of the same dispatch."""
+
 LATE_S: Final = 15.0
 """How long ago nothing was listed, when the disk was slow since."""
 
@@ -68,6 +72,7 @@ class Checkers:
         self.recorded: dict[tuple[str, str], str] = {}
         self._created_s: dict[str, float] = {}
         self._superseded_ms: dict[Key, int] = {}
+        self._unended_ms: dict[Key, int] = {}
         self._ran: set[Key] = set()
         self._held: frozenset[Key] = frozenset()
         self._admission: Admission | None = None
@@ -218,6 +223,7 @@ class Checkers:
         now = self.world.now_ms
         if not self._is_calm():
             self._trouble_ms = now
+        self._check_runs(now)
         for agent in tuple(self.agents):
             if self.world.loop.is_frozen(agent.container.process):
                 agent.frozen_ms = now
@@ -233,6 +239,23 @@ class Checkers:
                 "lease",
                 f"{agent.key} still runs ({agent.hostility.value})",
             )
+
+    def _check_runs(self, now: int) -> None:
+        """Once a higher fence was seen, a run under a lower one has a reason to end."""
+        life = self.simulation.host.life
+        runner = None if life is None else life.runner
+        if life is None or runner is None or self.world.loop.is_frozen(life.process):
+            self._unended_ms.clear()
+            return
+        for key, run in runner.attempts.items():
+            ending = run.state.phase is not Phase.RUNNING or run.state.failure is not None
+            if ending or runner.admission.highest_fence(key[0]) == key[1]:
+                self._unended_ms.pop(key, None)
+                continue
+            since_ms = self._unended_ms.setdefault(key, now)
+            allowed_ms = SLOW_DISK_MS if self.simulation.faults.disk_slow else TICK_MS
+            goes_on = now > since_ms + allowed_ms
+            self.world.require(not goes_on, "one run", f"{key} has no reason to end, superseded")
 
     def _check_superseded(self, agent: Pid1, now: int) -> None:
         """Once the bridge has seen a higher fence, an agent under a lower one must go."""

@@ -176,6 +176,7 @@ class EngineDoor:
 
     async def _ask(self, what: str, call: Callable[..., T], *arguments: Any) -> T:
         """Send a request and wait for its answer, for a bounded time."""
+        await anyio.lowlevel.checkpoint()
         engine, rng, faults = self._engine, self._rng, self._engine.faults
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         slow, lost = rng.random() < faults.engine_slow, rng.random() < faults.engine_lost
@@ -235,8 +236,8 @@ class AttachedStreams:
 
     async def send(self, data: bytes) -> None:
         """See the port."""
-        await self._before("send", (self._container, data))
         await anyio.lowlevel.checkpoint()
+        await self._before("send", (self._container, data))
         if self._epoch != self._engine.epoch or self._container.status == "exited":
             raise _broken(f"write to container {self._container.name}")
         self._in_s = self._soon(self._in_s)

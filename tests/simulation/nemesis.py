@@ -46,12 +46,15 @@ class Nemesis:
             "restart the hub": self._restart_hub,
             "step the wall clock": self._step_clock,
             "fill the disk": self._fill_disk,
+        }
+        people = {
             "cancel": self._cancel,
             "supersede": self._supersede,
             "drain": self._drain,
             "reap": self._reap,
         }
         self.kinds = {name: do for name, do in every.items() if self._rng.random() < 0.4}
+        self.kinds |= {name: do for name, do in people.items() if self._rng.random() < 0.7}
         self._stopped = False
         self._next()
 
