@@ -23,6 +23,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from forge_bridge.flows.reap import PASS_INTERVAL_MS
 from forge_bridge.runner import Runner
 from forge_core.admission import Admission, Key
 from forge_core.attempt import Phase
@@ -264,7 +265,8 @@ class Checkers:
             self._superseded_ms.setdefault(agent.key, now)
         since_ms = self._superseded_ms.get(agent.key)
         if since_ms is not None:
-            allowed_ms = TICK_MS + KILL_GRACE_MS + SLACK_MS
+            # What the engine did not let go at once is tried again by the next pass.
+            allowed_ms = PASS_INTERVAL_MS + KILL_GRACE_MS + SLACK_MS
             if agent.hostility is Hostility.ENDLESS:
                 allowed_ms = HOST_KILL_MS
             over_ms = max(since_ms, self._trouble_ms, agent.frozen_ms) + allowed_ms
