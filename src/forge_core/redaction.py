@@ -151,8 +151,9 @@ class _Finder:
             if start >= end:
                 return
             for length in self._lengths.get(text[start : start + self._anchor], ()):
-                if text[start : start + length] in self._pieces:
-                    yield start, start + length
+                piece = text[start : start + length]  # shorter at the end of the text
+                if piece in self._pieces:
+                    yield start, start + len(piece)
                     break
 
     def undecided_from(self, text: str) -> int:

@@ -46,6 +46,7 @@ def texts_with_cuts(draw: st.DrawFn) -> tuple[list[str], list[str]]:
 
 @given(texts_with_cuts())
 @example((["a" * 4, "a" * 9], ["aaa", "aaaaa", "a", "", "aaaa b"]))
+@example((["A" * 11 + " "], ["A" * 11 + " ", "b"]))
 def test_where_the_text_is_cut_makes_no_difference(case: tuple[list[str], list[str]]) -> None:
     secrets, chunks = case
     masker = Masker(secrets)
