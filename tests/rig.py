@@ -208,9 +208,12 @@ class Rig:
 
     # -- what the engine says -------------------------------------------------------------------
 
-    def resources(self) -> list[str]:
-        """Everything in the engine that carries this runner's label, by another door than ours."""
-        wanted = json.dumps({"label": [f"dev.forge.runner-id={self.runner_id}"]})
+    def resources(self, *labels: str) -> list[str]:
+        """Everything in the engine that carries this runner's label, by another door than ours.
+
+        :param labels: more that it must carry, as ``name=value``.
+        """
+        wanted = json.dumps({"label": [f"dev.forge.runner-id={self.runner_id}", *labels]})
         api = self.engine.api
         containers = api.get("/containers/json", {"all": "1", "filters": wanted})
         networks = api.get("/networks", {"filters": wanted})

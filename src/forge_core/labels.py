@@ -25,6 +25,7 @@ ROLE: Final = "dev.forge.role"
 PROJECT_ID: Final = "dev.forge.project-id"
 TRUST_DOMAIN_ID: Final = "dev.forge.trust-domain-id"
 PREFIX: Final = "dev.forge."
+PREFLIGHT: Final = "preflight"
 _ID_LABELS: Final = (RUNNER_ID, INSTANCE_ID, ATTEMPT_ID, PROJECT_ID, TRUST_DOMAIN_ID)
 _ID: Final = re.compile(ID_PATTERN)
 _ROLE: Final = re.compile(r"[a-z][a-z0-9_.-]{0,63}\Z")
@@ -57,6 +58,16 @@ class Owner:
     def name(self, role: str) -> str:
         """The deterministic name: a create that timed out and happened later is found by it."""
         return name_from_labels(self.labels(role))
+
+    @classmethod
+    def of_preflight(cls, runner_id: str, runner_instance_id: str, trust_domain_id: str) -> Self:
+        """Whose resource the probe of a preflight is."""
+        return cls(runner_id, runner_instance_id, PREFLIGHT, 1, PREFLIGHT, trust_domain_id)
+
+    @property
+    def is_preflight(self) -> bool:
+        """No dispatch of a hub, so that none can be told of it."""
+        return self.attempt_id == self.project_id == PREFLIGHT
 
     @classmethod
     def from_labels(cls, labels: Mapping[str, str]) -> Self | None:

@@ -11,7 +11,7 @@ from forge_bridge.doctor.checks import Preflight, run_checks
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.settings import BridgeSettings
 from forge_core.errors import RefusedError
-from forge_core.labels import Owner
+from forge_core.labels import PREFLIGHT, Owner
 from forge_core.ports import Engine
 from forge_core.sandbox_spec import Hardening
 
@@ -27,14 +27,8 @@ async def preflight(
         makes, so that the next start finds it should this one die in the middle.
     :raises RefusedError: the seccomp profile cannot be used.
     """
-    owner = Owner(
-        runner_id=runner_id,
-        runner_instance_id=instance_id,
-        attempt_id="preflight",
-        fence=1,
-        project_id="preflight",
-        trust_domain_id=settings.trust_domain_id or "preflight",
-    )
+    trust_domain_id = settings.trust_domain_id or PREFLIGHT
+    owner = Owner.of_preflight(runner_id, instance_id, trust_domain_id)
     return await run_checks(
         engine,
         PreflightSettings(

@@ -45,6 +45,7 @@ class OldLedgers(Protocol):
 
     async def read_all(self) -> Sequence[StoredLedger]: ...
     async def reopen(self, attempt_id: str, fence: int) -> Ledger: ...
+    async def remove(self, attempt_id: str, fence: int) -> None: ...
     async def mark_suspect(self, attempt_id: str, fence: int) -> None: ...
 
 
@@ -73,6 +74,9 @@ async def end_old_dispatches(
     reaped: list[Reaped] = []
     for old in await ledgers.read_all():
         key = (old.attempt_id, old.fence)
+        if _is_blank(old.contents):
+            await ledgers.remove(*key)
+            continue
         try:
             records = believed(old.contents)
             attempt, resources = restore(records)
@@ -89,6 +93,11 @@ async def end_old_dispatches(
         removed = await _finish(run, engine, trigger)
         reaped += [Reaped(attempt.owner, resource) for resource in removed]
     return tuple(reaped)
+
+
+def _is_blank(contents: LedgerContents) -> bool:
+    """Its reservation was never durable, so nobody was told of it and nothing was done for it."""
+    return contents.suspect is None and not contents.records
 
 
 def believed(contents: LedgerContents) -> tuple[Record, ...]:
