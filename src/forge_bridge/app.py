@@ -25,12 +25,14 @@ from pydantic import SecretStr
 from forge_bridge import __version__
 from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachable
 from forge_bridge.doctor import Preflight, preflight, read_hardening
-from forge_bridge.flows import drain, status
+from forge_bridge.flows import drain
 from forge_bridge.flows.engine import watch as watch_engine
 from forge_bridge.flows.session import ConnectionFactory
+from forge_bridge.flows.status import StatusReport
 from forge_bridge.flows.stop import DELIVER_MS
 from forge_bridge.groups import first_error
 from forge_bridge.logs import configure_logging
+from forge_bridge.metrics import health_page, metrics_page
 from forge_bridge.perform import FaultPoint, no_faults
 from forge_bridge.repositories import RegisteredRepositories
 from forge_bridge.runner import Identity, SandboxSettings
@@ -45,6 +47,7 @@ from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
 from forge_edges.git_stores import GitStores
 from forge_edges.host_commands import ProcessHostCommands
+from forge_edges.http_pages import serve_pages
 from forge_edges.hub_url import resolve_bridge_runner_hub_url
 from forge_edges.signalr import SignalRConnectionFactory
 from forge_edges.signalr_settings import SignalRSettings
@@ -146,7 +149,11 @@ async def _assemble(
     service = await assemble(settings, identity, ports, sandbox, checked.capabilities, tasks, reach)
     await drain.look(service.runner, root.is_drained)
     tasks.start_soon(drain.watch, service.runner, root.is_drained)
-    tasks.start_soon(status.keep, service.runner, service.session, root.path)
+    report = StatusReport(service.runner, service.session)
+    tasks.start_soon(report.keep, root.path)
+    if settings.metrics_listen is not None:
+        pages = {"/metrics": lambda: metrics_page(report.now()), "/healthz": health_page}
+        await tasks.start(serve_pages, settings.metrics_listen, pages)
     return service
 
 

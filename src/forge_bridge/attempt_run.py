@@ -37,6 +37,7 @@ logger = structlog.get_logger(__name__)
 HandOnRenewal = Callable[[LeaseUpdate], None]
 
 OWED_RETRY_MS: Final = 5_000
+SUCCEEDED: Final = "succeeded"
 
 
 class AttemptRun:
@@ -120,7 +121,8 @@ class AttemptRun:
         """Give the capacity back and let the ledger go; it says RELEASED by now."""
         runner, key = self.runner, self.state.key
         runner.admission.free(key)
-        runner.attempts.pop(key, None)
+        if runner.attempts.pop(key, None) is not None:
+            runner.ended[self.state.failure or SUCCEEDED] += 1
         runner.notify()
         if self._owed:
             runner.tasks.start_soon(self._settle)

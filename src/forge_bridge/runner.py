@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import socket
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, Self
@@ -124,6 +125,7 @@ class Runner:
     host_drained: bool = False
     stopping: bool = False
     engine_away: str | None = None
+    ended: Counter[str] = field(default_factory=Counter)
     disk_usage: DiskUsage = UNSEEN_DISK
     changed: anyio.Event = field(default_factory=anyio.Event)
 

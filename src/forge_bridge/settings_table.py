@@ -396,6 +396,15 @@ class BridgeSettings(BaseSettings):
         "Developers only: Docker Desktop as the engine. Never weakens sandbox_required.",
     )
 
+    # Metrics
+    metrics_listen: Annotated[str | None, accept.listen_address()] = setting(
+        "FORGE_METRICS_LISTEN",
+        "ours",
+        None,
+        "Where Prometheus may scrape /metrics, and probes ask /healthz; unset: nowhere. There is "
+        "no authentication: keep it on loopback or on a network of your own.",
+    )
+
     # Logs
     log_format: Annotated[LogFormat, accept.choice(LogFormat)] = setting(
         "FORGE_LOG_FORMAT",

@@ -215,6 +215,23 @@ def parse_token(value: object) -> SecretStr:
     return SecretStr(text)
 
 
+def listen_address() -> Accepts:
+    """Where to listen: ``address:port``, the address a literal, IPv6 in brackets."""
+
+    def parse(value: object) -> str:
+        text = _text(value)
+        host, colon, port = text.rpartition(":")
+        try:
+            ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            raise ValueError("it is not an IP address and a port") from None
+        if not (colon and port.isascii() and port.isdecimal() and 0 < int(port) < 65_536):
+            raise ValueError("it has no port from 1 to 65535")
+        return text
+
+    return Accepts("an IP address and a port, such as 127.0.0.1:9464", parse)
+
+
 def subnet_pool() -> Accepts:
     """A private IPv4 network with room for many small ones."""
 

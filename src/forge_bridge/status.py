@@ -74,6 +74,7 @@ class BridgeStatus(WireModel):
     disk: DiskState | None = None
     pending_reports: Count
     attempts: Annotated[tuple[HeartbeatAttempt, ...], Field(max_length=MAX_ATTEMPTS)] = ()
+    ended: dict[str, Count] = Field(default_factory=dict)
     engine_away: Text | None = None
     last_error: Text | None = None
     written_at: Timestamp
