@@ -291,3 +291,15 @@ async def test_a_hub_that_garbles_its_answers_still_hears_the_next_heartbeat(
         await hub.next("Heartbeat", sequence=9)
         assert hub.connected == 1
         assert not bridge.runner.hub_settings.draining
+
+
+@pytest.mark.requirement("B-01")
+async def test_a_refusal_of_any_length_costs_no_more_than_the_connection(tmp_path: Path) -> None:
+    refusal = {"accepted": False, "reason": "r" * 256, "detail": "d" * 16_384}
+    hub = ScriptedHub(answers={"RegisterRunner": refusal})
+    async with memory_bridge(tmp_path, hub, online=False) as bridge:
+        await hub.next("RegisterRunner")
+        await wait_for(lambda: bridge.service.session.last_error)
+        status = bridge.state_root / "status.json"
+        await wait_for(lambda: "lastError" in status.read_text())
+        hub.answers.clear()

@@ -28,10 +28,12 @@ from forge_bridge.waiting import until
 from forge_core.backoff import Backoff, ConnectionPhase
 from forge_core.errors import ForgeError, HubConnectionLost, HubError, HubRefused, RefusedError
 from forge_core.ports import BridgeConnection
+from forge_core.wire.limits import cut_text
 
 logger = structlog.get_logger(__name__)
 
 AUTHENTICATION_STATUSES: Final = frozenset({401, 403})
+MAX_ERROR_BYTES: Final = 2_000
 UNHURRIED_MS: Final = 10_000
 """The least wait after a hub that closed without inviting us back (``allowReconnect`` false)."""
 
@@ -92,7 +94,7 @@ class Session:
             except ForgeError as error:
                 backoff = backoff.failed(for_good=_needs_a_person(error))
                 retry_after_ms = getattr(error, "retry_after_ms", None)
-                self.last_error = str(error)
+                self.last_error = _brief(error)
             if stop.is_set():
                 return
             delay_ms = backoff.delay_ms(clock.jitter(), retry_after_ms)
@@ -158,7 +160,7 @@ class Session:
         inbox.open()
         await closed.wait()
         reason = reasons[0]
-        self.last_error = None if reason is None else str(reason)
+        self.last_error = None if reason is None else _brief(reason)
         hurried = not isinstance(reason, HubConnectionLost) or reason.allow_reconnect
         return Ended(runner.clock.now_ms() - online_since_ms, None if hurried else UNHURRIED_MS)
 
@@ -173,6 +175,11 @@ def _needs_a_person(error: ForgeError) -> bool:
     if isinstance(error, HubRefused):
         return error.status in AUTHENTICATION_STATUSES
     return isinstance(error, RefusedError) and not isinstance(error, HubError)
+
+
+def _brief(error: ForgeError) -> str:
+    """For people, and bounded: a hub may say as much as it likes."""
+    return cut_text(str(error), MAX_ERROR_BYTES)[0]
 
 
 async def _cancel_when(condition: anyio.Event, scope: anyio.CancelScope) -> None:
