@@ -1,13 +1,17 @@
-"""The crash matrix: a kill at every fault point that the performer has (lifecycle.md).
+"""The crash matrix: a death at every point that the code passes through (lifecycle.md).
 
-A first run without any fault lists the points as the code reaches them, so that a new one cannot
-be forgotten; then one run each dies at one of them, by SIGKILL or by a power cut.
+A run without any fault lists the points as they are reached, so that a new one cannot be
+forgotten: before and after each record, between its write and its sync, after each message that
+is enqueued, around each action, and when a request to the engine was sent and answered.  Then one
+run each dies at one of them; and for the recovery, at one of them and then at another.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from .containers import AgentPlan
 from .hub import Attempt
@@ -18,49 +22,56 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class CrashPoint:
-    """The ``occurrence``-th time that the code comes by."""
+    """The ``occurrence``-th time that a life of the bridge comes by."""
 
+    life: int
     name: str
     occurrence: int
 
 
 def crash_points() -> tuple[CrashPoint, ...]:
-    """All that a calm run reaches, in order."""
-    reached: Counter[str] = Counter()
-    points: list[CrashPoint] = []
+    """All that an undisturbed life reaches, in order."""
+    return _points_of_life(1, ())
 
-    def note(name: str) -> None:
-        reached[name] += 1
-        points.append(CrashPoint(name, reached[name]))
 
-    def prepare(simulation: Simulation) -> None:
-        _one_attempt(simulation)
-        simulation.host.on_point = note
+def recovery_points(first: CrashPoint) -> tuple[CrashPoint, ...]:
+    """All that the next life reaches after a death at ``first``, until it takes new work."""
+    points = _points_of_life(2, (first,))
+    return tuple(takewhile(lambda point: not point.name.startswith("reserved"), points))
 
-    outcome = simulate(SEED, faults=False, prepare=prepare)
+
+def crash_at(points: Sequence[CrashPoint], *, power_cut: bool) -> Outcome:
+    """One run with these deaths."""
+    return _run(points, lambda _point: None, power_cut=power_cut)
+
+
+def _points_of_life(life: int, deaths: Sequence[CrashPoint]) -> tuple[CrashPoint, ...]:
+    reached: list[CrashPoint] = []
+    outcome = _run(deaths, reached.append, power_cut=False)
     assert not outcome.violations, outcome.violations
-    return tuple(points)
+    return tuple(point for point in reached if point.life == life)
 
 
-def crash_at(point: CrashPoint, *, power_cut: bool) -> Outcome:
-    """The same run, but for one death."""
-    reached: Counter[str] = Counter()
+def _run(
+    deaths: Sequence[CrashPoint], note: Callable[[CrashPoint], None], *, power_cut: bool
+) -> Outcome:
+    """A calm run of one attempt that passes through every stage."""
+    counts: Counter[tuple[int, str]] = Counter()
 
     def prepare(simulation: Simulation) -> None:
+        plan = AgentPlan(runs_s=3.0, prints_every_s=1.0)
+        attempt = Attempt("attempt-1", plan, 15_000, 600_000, 600_000, has_secret=True)
+        simulation.hub.attempts[:] = [attempt]
+
         def come_by(name: str) -> None:
-            reached[name] += 1
-            if (name, reached[name]) == (point.name, point.occurrence):
-                simulation.world.note("nemesis", f"strikes at {point.name}")
+            life = len(simulation.host.lives)
+            counts[life, name] += 1
+            point = CrashPoint(life, name, counts[life, name])
+            note(point)
+            if point in deaths:
+                simulation.world.note("nemesis", f"strikes at {name}")
                 simulation.host.kill(power_cut=power_cut)
 
-        _one_attempt(simulation)
         simulation.host.on_point = come_by
 
     return simulate(SEED, faults=False, prepare=prepare)
-
-
-def _one_attempt(simulation: Simulation) -> None:
-    """A life that passes through every stage."""
-    plan = AgentPlan(runs_s=3.0, prints_every_s=1.0)
-    attempt = Attempt("attempt-1", plan, 15_000, 600_000, 600_000, has_secret=True)
-    simulation.hub.attempts[:] = [attempt]

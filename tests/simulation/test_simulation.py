@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from .crash_points import crash_at, crash_points
+from .crash_points import crash_at, crash_points, recovery_points
 from .mutations import MUTATIONS, mutated
 from .simulation import Outcome, simulate
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(1, 61)
 SEEDS_TO_FIND_A_BUG = 60
+FIRST_DEATHS = ("create_container:sent", "start_container:answered", "TearDown:before")
 GUARANTEES = ("B-04", "B-70", "B-72", "B-80", "B-81", "B-82", "B-83", "B-86", "B-87", "B-88")
 
 
@@ -58,8 +59,19 @@ def test_a_death_at_any_point_loses_nothing_and_leaves_nothing(power_cut: bool) 
     stages = {point.name.partition(":")[2] for point in points}
     assert {"before", "after", "written", "enqueued", "sent", "answered"} <= stages
     for point in points:
-        outcome = crash_at(point, power_cut=power_cut)
+        outcome = crash_at([point], power_cut=power_cut)
         assert verdict(outcome) == "", f"a death at {point}"
+
+
+@pytest.mark.requirement("B-24", "B-82", "B-83")
+@pytest.mark.parametrize("power_cut", [False, True], ids=["kill", "power-cut"])
+def test_a_death_at_any_point_of_a_recovery_neither(power_cut: bool) -> None:
+    points = crash_points()
+    firsts = [next(p for p in points if p.name == name) for name in FIRST_DEATHS]
+    for first in firsts:
+        for second in recovery_points(first):
+            outcome = crash_at([first, second], power_cut=power_cut)
+            assert verdict(outcome) == "", f"deaths at {first} and {second}"
 
 
 def test_a_seed_replays_exactly_whatever_the_hashes_are() -> None:
