@@ -15,6 +15,8 @@ from test_legacy import dispatch
 from engines import Engine
 from forge_bridge.app import open_bridge
 from forge_bridge.repositories import add_repository
+from forge_core.errors import DiskUnusable
+from forge_edges.ledger_file import LedgerFile
 
 
 async def deaf_agent(container: Container) -> int:
@@ -102,6 +104,36 @@ async def test_a_v1_command_ends_and_is_answered_before_the_connection_goes(
             await bridge.stopped.wait()
         (result,) = bridge.hub.of("SubmitLegacyResult")
         assert (result["succeeded"], result["error"]) == (False, "cancelled")
+
+
+@pytest.mark.requirement("B-01", "B-24")
+async def test_a_disk_that_cannot_be_written_holds_up_no_stop_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, tried = LedgerFile._write, 0
+
+    def fail(ledger: LedgerFile, bodies: list[bytes]) -> None:
+        nonlocal tried
+        tried += 1
+        if tried <= 5:
+            raise DiskUnusable("cannot write: no space left")
+        write(ledger, bodies)
+
+    async with (
+        memory_bridge(tmp_path, attend=False) as bridge,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(bridge.service.connect_once)
+        await bridge.hub.online()
+        attempt_id = await bridge.run("wait")
+        await bridge.hub.event(attempt_id, "agent.started")
+        monkeypatch.setattr(LedgerFile, "_write", fail)
+        bridge.runner.tasks.cancel_scope.cancel()
+        await anyio.sleep_forever()
+    assert tried == 1, "the outcome is the next start's to record"
+    monkeypatch.undo()
+    async with memory_bridge(tmp_path) as bridge:
+        assert (await bridge.hub.over(attempt_id))["failureCode"] == "bridge_stopped"
 
 
 @pytest.mark.engine("d26")

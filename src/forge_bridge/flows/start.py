@@ -122,8 +122,8 @@ async def run_attempt(context: StageContext) -> None:
     if detail is not None:
         detail = run.masker.mask(detail)
     run.log.info("stages ended", failure=failure, detail=detail)
+    await _conclude(run, failure, detail)
     with anyio.CancelScope(shield=True):
-        await _conclude(run, failure, detail)
         await tear_down(run, context.engine, CleanupTrigger.TEARDOWN)
 
 
@@ -136,8 +136,7 @@ async def _run_stages(context: StageContext) -> tuple[FailureCode | None, str | 
         return failure_of(error)
     except anyio.get_cancelled_exc_class():
         # The bridge itself is going down without waiting: say so, then pass it on.
-        with anyio.CancelScope(shield=True):
-            await _conclude(run, FailureCode.BRIDGE_STOPPED, "the bridge was stopped at once")
+        await _conclude(run, FailureCode.BRIDGE_STOPPED, "the bridge was stopped at once")
         raise
     except Exception as error:
         run.log.exception("a stage failed unexpectedly")
@@ -162,11 +161,15 @@ async def _stages(context: StageContext) -> None:
 
 
 async def _conclude(run: AttemptRun, failure: FailureCode | None, detail: str | None) -> None:
-    """The result must become durable; a full disk is waited for, while nothing new is taken."""
+    """The result must become durable; a full disk is waited for, while nothing new is taken.
+
+    A bridge that goes down tries once: what could not be recorded, the next start tells.
+    """
     runner = run.runner
     while run.state.phase is Phase.RUNNING:
         try:
-            await run.feed(StagesEnded(failure, detail))
+            with anyio.CancelScope(shield=True):
+                await run.feed(StagesEnded(failure, detail))
         except DiskUnusable as error:
             run.log.error("cannot record the outcome; trying again", error=str(error))
             await runner.clock.sleep_until_ms(runner.clock.now_ms() + 1_000)
