@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,7 @@ from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
 from forge_core.ports import Engine
 from forge_core.redaction import Masker
+from forge_core.sandbox_spec import Hardening
 from forge_core.wire.shapes import Capabilities
 from forge_edges.clock import SystemClock
 from forge_edges.disk import FileSystemDisks, is_reachable
@@ -88,19 +90,22 @@ async def open_bridge(
         facts = await engine.facts()
         lock = await root.acquire_engine_lock(facts.id, root.runner_id, instance_id=instance_id)
         try:
-            checked = await preflight(
-                engine, settings, runner_id=root.runner_id, instance_id=instance_id
+            look = partial(
+                preflight,
+                engine,
+                settings,
+                await read_hardening(settings),
+                runner_id=root.runner_id,
+                instance_id=instance_id,
             )
+            checked = await look()
             async with anyio.create_task_group() as tasks:
                 service = await _assemble(
                     settings, root, identity, clock, engine, checked, tasks, connections, reach
                 )
 
                 async def look_again() -> Capabilities:
-                    again = await preflight(
-                        engine, settings, runner_id=root.runner_id, instance_id=instance_id
-                    )
-                    return again.capabilities
+                    return (await look()).capabilities
 
                 tasks.start_soon(
                     watch_engine,
@@ -145,7 +150,7 @@ async def _assemble(
         repositories=repositories,
         connections=connections or SignalRConnectionFactory(signalr_settings(settings)),
     )
-    sandbox = await sandbox_settings(settings)
+    sandbox = await sandbox_settings(settings, checked.hardening)
     service = await assemble(settings, identity, ports, sandbox, checked.capabilities, tasks, reach)
     await drain.look(service.runner, root.is_drained)
     tasks.start_soon(drain.watch, service.runner, root.is_drained)
@@ -169,10 +174,12 @@ async def _disks(root: StateRoot, engine: Engine) -> FileSystemDisks:
     return FileSystemDisks((root.path,))
 
 
-async def sandbox_settings(settings: BridgeSettings) -> SandboxSettings | None:
+async def sandbox_settings(
+    settings: BridgeSettings, hardening: Hardening
+) -> SandboxSettings | None:
     """What every sandbox is made of; None without a tooling image.
 
-    The seccomp profile is read once, here, so that what is advertised is what is applied.
+    :param hardening: as the preflight has tried it: what is advertised is what is applied.
     """
     if settings.agent_tooling_image is None:
         return None
@@ -180,7 +187,7 @@ async def sandbox_settings(settings: BridgeSettings) -> SandboxSettings | None:
         tooling_image=settings.agent_tooling_image,
         supervisor_source=await anyio.Path(SUPERVISOR / "supervisor.py").read_text("utf-8"),
         bundle_source=await anyio.Path(SUPERVISOR / "bundle.py").read_text("utf-8"),
-        hardening=await read_hardening(settings),
+        hardening=hardening,
         hard_wall_ms=settings.sandbox_hard_wall_seconds * 1000,
         idle_ms=settings.sandbox_idle_seconds * 1000,
         kill_grace_ms=settings.sandbox_kill_grace_seconds * 1000,

@@ -62,14 +62,17 @@ def doctor(settings_file: SettingsFile = None, json: Json = False) -> None:
 
 
 async def _preflight(settings: BridgeSettings) -> Preflight:
-    from forge_bridge.doctor import preflight
+    from forge_bridge.doctor import preflight, read_hardening
     from forge_edges.docker_context import resolve_endpoint
     from forge_edges.docker_engine import DockerEngine
 
     endpoint = resolve_endpoint(settings.docker_context, os.environ)
     async with DockerEngine.connect(endpoint) as engine:
         instance_id = f"{DOCTOR}-{os.getpid()}"
-        return await preflight(engine, settings, runner_id=DOCTOR, instance_id=instance_id)
+        hardening = await read_hardening(settings)
+        return await preflight(
+            engine, settings, hardening, runner_id=DOCTOR, instance_id=instance_id
+        )
 
 
 def _show(found: Preflight) -> None:

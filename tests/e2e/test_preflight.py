@@ -88,7 +88,7 @@ async def test_what_the_operator_does_ends_its_blocker(
         hardening=Hardening(REFUSES_UNSHARE),
         dedicated_disk=True,
         publication_mode=PublicationMode.BRIDGE_PUSH,
-        proofs=dict.fromkeys(UNPROVEN, "seen"),
+        proofs=dict.fromkeys({*UNPROVEN, "publication_mode"}, "seen"),
     )
     preflight = await run_checks(door, better)
     assert set(preflight.capabilities.sandbox_required.blockers) == {"rootless", "lsm"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ import forge_bridge.doctor.engine_checks as engine_checks_module
 import forge_bridge.doctor.inside_checks as inside_checks_module
 import forge_bridge.doctor.policy_checks as policy_checks_module
 from forge_bridge.doctor import CheckResult, PreflightSettings, Verdict, exit_code
+from forge_bridge.doctor.checks import capabilities
 from forge_bridge.doctor.engine_checks import engine_checks
 from forge_bridge.doctor.inside_checks import inside_checks, quota_check, quota_supported
+from forge_bridge.doctor.policy_checks import policy_checks
 from forge_bridge.doctor.probe import PROBE_MEMORY_BYTES, PROBE_PIDS, QUOTA_BYTES, Inside
 from forge_bridge.doctor.results import Check
 from forge_core.labels import Owner
 from forge_core.resources import ResourceCapacity
 from forge_core.sandbox_spec import Hardening
+from forge_core.wire.codes import PublicationMode
 from forge_core.wire.shapes import EngineFacts, EngineLimits
 
 SETTINGS = PreflightSettings(
@@ -198,6 +202,21 @@ def test_a_rootful_engine_is_not_for_production() -> None:
     found = {result.id: result for result in engine_checks(facts(rootless=False), {}, SETTINGS)}
     assert found["rootless"].verdict is Verdict.BLOCK_REQUIRED
     assert "docker context use rootless" in str(found["rootless"].remedy)
+
+
+@pytest.mark.requirement("B-06", "B-37", "B-51")
+def test_a_way_out_is_advertised_once_it_was_shown_to_work() -> None:
+    container = (CHECK.passed("a container ran"),)
+
+    def seen(settings: PreflightSettings) -> tuple[tuple[PublicationMode, ...], Verdict]:
+        (verdict,) = [r.verdict for r in policy_checks(settings) if r.id == "publication_mode"]
+        return capabilities(container, settings, facts()).publication_modes, verdict
+
+    chosen = replace(SETTINGS, publication_mode=PublicationMode.BRIDGE_PUSH)
+    shown = replace(chosen, proofs={"publication_mode": "pushed to a repository of our own"})
+    assert seen(SETTINGS) == ((PublicationMode.SHARED_FILESYSTEM,), Verdict.BLOCK_REQUIRED)
+    assert seen(chosen) == ((), Verdict.BLOCK_REQUIRED)
+    assert seen(shown) == ((PublicationMode.BRIDGE_PUSH,), Verdict.PASS)
 
 
 CHECK = Check("id", "title", "somewhere")

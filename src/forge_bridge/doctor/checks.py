@@ -13,14 +13,14 @@ from forge_bridge.doctor.inside_checks import (
     quota_check,
     quota_supported,
 )
-from forge_bridge.doctor.policy_checks import policy_checks
+from forge_bridge.doctor.policy_checks import can_publish, policy_checks
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.doctor.probe import Inside, look_inside
 from forge_bridge.doctor.results import Check, CheckResult, Verdict, exit_code
 from forge_core.errors import EngineNotFound, ForgeError, RefusedError, RetryableError
 from forge_core.ports import Engine
-from forge_core.sandbox_spec import image_faults, require_pinned
-from forge_core.wire.codes import NetworkPolicy, Runtime
+from forge_core.sandbox_spec import Hardening, image_faults, require_pinned
+from forge_core.wire.codes import NetworkPolicy, PublicationMode, Runtime
 from forge_core.wire.shapes import Capabilities, EngineFacts, SandboxReadiness
 
 CONTAINER = Check("container", "A hardened container runs", "a probe container")
@@ -28,10 +28,14 @@ CONTAINER = Check("container", "A hardened container runs", "a probe container")
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What was found; doctor, advertisement and admission all read it from here."""
+    """What was found; doctor, advertisement and admission all read it from here.
+
+    :ivar hardening: with which the probe ran; whatever is advertised holds for this one alone.
+    """
 
     results: tuple[CheckResult, ...]
     capabilities: Capabilities
+    hardening: Hardening = Hardening()  # noqa: RUF009 - frozen
 
     @property
     def exit_code(self) -> int:
@@ -49,10 +53,10 @@ async def run_checks(engine: Engine, settings: PreflightSettings) -> Preflight:
     except ForgeError as error:
         unseen = ENGINE.unseen(str(error), "start the engine, or name it: FORGE_DOCKER_CONTEXT")
         results = (unseen, quota_check(None, settings), *policy_checks(settings))
-        return Preflight(results, capabilities(results, settings, None))
+        return Preflight(results, capabilities(results, settings, None), settings.hardening)
     results, seen = await _look(engine, facts, info, settings)
     advertised = capabilities(results, settings, facts, has_quota=quota_supported(seen))
-    return Preflight(results, advertised)
+    return Preflight(results, advertised, settings.hardening)
 
 
 async def _look(
@@ -115,6 +119,14 @@ def runtimes(results: tuple[CheckResult, ...], settings: PreflightSettings) -> t
     )
 
 
+def publication_modes(
+    advertised: tuple[Runtime, ...], settings: PreflightSettings
+) -> tuple[PublicationMode, ...]:
+    """How results can really leave: the chosen mode, when this bridge is able to do it (B-37)."""
+    able = Runtime.DOCKER in advertised and can_publish(settings)
+    return (settings.publication_mode,) if able else ()
+
+
 def sandbox_readiness(results: tuple[CheckResult, ...]) -> SandboxReadiness:
     """Whether ``sandbox_required`` can be met, and by name what stands in the way (B-51)."""
     blockers = tuple(sorted({result.id for result in results if result.blocks}))
@@ -139,7 +151,7 @@ def capabilities(
         dedicated_disk=settings.dedicated_disk,
         sandbox_required=sandbox_readiness(results),
         network_policies=(NetworkPolicy.NONE,) if Runtime.DOCKER in advertised else (),
-        publication_modes=(settings.publication_mode,) if Runtime.DOCKER in advertised else (),
+        publication_modes=publication_modes(advertised, settings),
         image_policy_enforced="image_policy" in passed,
         signature_verification="signatures" in passed,
         seccomp_digest=hardening.seccomp_digest if "seccomp" in passed else None,

@@ -19,13 +19,18 @@ MAX_PROFILE_BYTES: Final = 1 << 20
 
 
 async def preflight(
-    engine: Engine, settings: BridgeSettings, *, runner_id: str, instance_id: str
+    engine: Engine,
+    settings: BridgeSettings,
+    hardening: Hardening,
+    *,
+    runner_id: str,
+    instance_id: str,
 ) -> Preflight:
     """Run every check for these settings.
 
+    :param hardening: :func:`read_hardening`, read once: what is tried here is what is applied.
     :param instance_id: this life of the process; with ``runner_id`` it labels what the probe
         makes, so that the next start finds it should this one die in the middle.
-    :raises RefusedError: the seccomp profile cannot be used.
     """
     trust_domain_id = settings.trust_domain_id or PREFLIGHT
     owner = Owner.of_preflight(runner_id, instance_id, trust_domain_id)
@@ -34,7 +39,7 @@ async def preflight(
         PreflightSettings(
             owner=owner,
             tooling_image=settings.agent_tooling_image,
-            hardening=await read_hardening(settings),
+            hardening=hardening,
             capacity=settings.resource_capacity,
             publication_mode=settings.sandbox_publication_mode,
             dedicated_disk=settings.sandbox_dedicated_disk,

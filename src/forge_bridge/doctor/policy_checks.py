@@ -33,10 +33,26 @@ def policy_checks(settings: PreflightSettings) -> Iterator[CheckResult]:
             yield check.passed(evidence)
         else:
             yield check.blocks_required("nothing has shown it", remedy)
-    if settings.publication_mode is PublicationMode.BRIDGE_PUSH:
-        yield PUBLICATION.passed(settings.publication_mode.value)
-    else:
-        yield PUBLICATION.blocks_required(
-            f"{settings.publication_mode.value}: the agent's result lands in a shared clone",
+    yield _publication(settings)
+
+
+def can_publish(settings: PreflightSettings) -> bool:
+    """Whether results can leave in the chosen mode: a push must have been shown to work."""
+    kept_here = settings.publication_mode is PublicationMode.SHARED_FILESYSTEM
+    return kept_here or PUBLICATION.id in settings.proofs
+
+
+def _publication(settings: PreflightSettings) -> CheckResult:
+    mode = settings.publication_mode.value
+    if settings.publication_mode is PublicationMode.SHARED_FILESYSTEM:
+        return PUBLICATION.blocks_required(
+            f"{mode}: results stay in the stores under the state root",
             f"set FORGE_SANDBOX_PUBLICATION_MODE={PublicationMode.BRIDGE_PUSH.value}",
         )
+    if can_publish(settings):
+        return PUBLICATION.passed(f"{mode}: {settings.proofs[PUBLICATION.id]}")
+    return PUBLICATION.blocks_required(
+        f"{mode} is configured, and this version does not push: every offer is refused",
+        f"set FORGE_SANDBOX_PUBLICATION_MODE={PublicationMode.SHARED_FILESYSTEM.value} to take "
+        "the attempts that do not need it",
+    )

@@ -16,8 +16,9 @@ class PreflightSettings:
     """What the operator decided, and what other parts have proven.
 
     :param owner: whose the probe's resources are, should a crash leave them behind.
-    :param proofs: evidence by check id (``image_policy``, ``signatures``, ``build_egress``) from
-        the parts that have tried their tools; a setting alone is never evidence.
+    :param proofs: evidence by check id (``image_policy``, ``signatures``, ``build_egress``,
+        ``publication_mode``) from the parts that have tried their tools; a setting alone is never
+        evidence.
     """
 
     owner: Owner
