@@ -21,7 +21,15 @@ from forge_core.wire.from_bridge import (
     RedeemSecretGrant,
     SecretGrantAck,
 )
-from forge_core.wire.from_hub import CLIENT_TARGETS, Dispatch, LeaseGrant, LeaseUpdate, Offer, Start
+from forge_core.wire.from_hub import (
+    CLIENT_TARGETS,
+    Dispatch,
+    LeaseGrant,
+    LeaseUpdate,
+    Offer,
+    Reap,
+    Start,
+)
 
 pytestmark = pytest.mark.requirement("B-03", "B-04", "B-06", "B-08", "B-83", "B-84", "B-88")
 
@@ -355,3 +363,14 @@ def test_well_formed_text_can_be_encoded_and_good_text_stays(text: str) -> None:
     clean.encode()
     if not any("\ud800" <= character <= "\udfff" for character in text):
         assert clean == text
+
+
+@pytest.mark.requirement("B-88")
+def test_a_reap_of_one_attempt_is_never_a_reap_of_all() -> None:
+    asked = {"requestId": "r", "runnerId": "n", "runnerInstanceId": "i"}
+    named = {"attemptId": "a", "fence": 3}
+    for missing in ({}, {"attemptId": "a"}, {"fence": 3}):
+        with pytest.raises(RefusedError, match="attemptId and fence"):
+            parse(Reap, {**asked, "scope": "attempt", **missing}, what="Reap")
+    assert parse(Reap, {**asked, "scope": "attempt", **named}, what="Reap").dispatch == ("a", 3)
+    assert parse(Reap, {**asked, "scope": "orphans", **named}, what="Reap").dispatch is None

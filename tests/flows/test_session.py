@@ -303,3 +303,16 @@ async def test_a_refusal_of_any_length_costs_no_more_than_the_connection(tmp_pat
         status = bridge.state_root / "status.json"
         await wait_for(lambda: "lastError" in status.read_text())
         hub.answers.clear()
+
+
+@pytest.mark.requirement("B-07", "B-08")
+async def test_a_hub_that_takes_neither_heartbeats_nor_decisions_is_said_so(
+    tmp_path: Path,
+) -> None:
+    no = {"accepted": False, "reason": "unknown_runner"}
+    hub = ScriptedHub(answers={"Heartbeat": no, "SubmitOfferDecision": no})
+    async with memory_bridge(tmp_path, hub) as bridge:
+        await bridge.accept()
+        await wait_for(lambda: bridge.logged("cannot deliver an offer decision"))
+        await wait_for(lambda: bridge.logged("the hub refuses a heartbeat"))
+        assert bridge.logged("the hub refuses a heartbeat")[0]["reason"] == "unknown_runner"

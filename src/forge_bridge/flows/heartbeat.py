@@ -35,6 +35,10 @@ async def beat(runner: Runner, interval_ms: int) -> None:
         try:
             request = heartbeat(runner, sequence)
             answer = await runner.hub.call(request, HeartbeatAck, timeout_ms=timeout_ms)
+            if not answer.accepted:
+                logger.warning(
+                    "the hub refuses a heartbeat", reason=answer.reason, detail=answer.detail
+                )
             apply_settings(runner, answer.settings)
         except ForgeError as error:
             logger.warning("cannot deliver a heartbeat", error=str(error))

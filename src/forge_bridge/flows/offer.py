@@ -55,12 +55,16 @@ class Decisions:
             if left_ms <= 0:
                 return
             try:
-                await self._runner.hub.call(decision, Ack, timeout_ms=min(left_ms, DECISION_MS))
+                timeout_ms = min(left_ms, DECISION_MS)
+                ack = await self._runner.hub.call(decision, Ack, timeout_ms=timeout_ms)
+                why_not = None if ack.accepted else f"the hub says {ack.reason or 'no'}"
             except ForgeError as error:
-                # Not repeated: the reservation expires, and the hub offers again.
-                logger.warning(
-                    "cannot deliver an offer decision", offer_id=decision.offer_id, error=str(error)
-                )
+                why_not = str(error)
+        if why_not is not None:
+            # Not repeated: the reservation expires, and the hub offers again.
+            logger.warning(
+                "cannot deliver an offer decision", offer_id=decision.offer_id, error=why_not
+            )
 
 
 async def handle_offer(

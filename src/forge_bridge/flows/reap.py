@@ -214,10 +214,7 @@ async def handle_reap(runner: Runner, reaper: Reaper | None, reap: Reap) -> None
     """The scoped Reap action of Profile Settings; its outcome is durable (B-88)."""
     if reaper is None or reap.runner_id != runner.identity.runner_id:
         return
-    only = None
-    if reap.attempt_id is not None and reap.fence is not None:
-        only = (reap.attempt_id, reap.fence)
-    outcome = await reaper.run_pass(CleanupTrigger.REAP_ACTION, only)
+    outcome = await reaper.run_pass(CleanupTrigger.REAP_ACTION, reap.dispatch)
     answer = SubmitReapOutcome(
         request_id=reap.request_id,
         runner_instance_id=runner.identity.runner_instance_id,

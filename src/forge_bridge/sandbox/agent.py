@@ -125,6 +125,8 @@ class _Conversation:
     async def judge(self) -> None:
         """What the end of the container means."""
         context = self._context
+        if self._reader.unreadable:
+            context.run.log.warning("PID 1 wrote what is no frame", lines=self._reader.unreadable)
         status_code, oom_killed = await self._engine_status()
         if self._ended is not None:
             await context.run.feed(AgentEnded(self._ended.exit_code, self._ended.signal))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from forge_core.resources import ResourceVector
 from forge_core.wire.base import (
@@ -190,7 +190,7 @@ class Cancel(WireModel):
 
 
 class Reap(WireModel):
-    """Run a pass now (B-88)."""
+    """Run a pass now (B-88); of scope ``attempt``, over the one dispatch that it names."""
 
     request_id: Id
     runner_id: Id
@@ -198,6 +198,19 @@ class Reap(WireModel):
     scope: ReapScope
     attempt_id: Id | None = None
     fence: Positive | None = None
+
+    @model_validator(mode="after")
+    def _names_its_attempt(self) -> Self:
+        if self.scope is ReapScope.ATTEMPT and self.dispatch is None:
+            raise ValueError("scope attempt needs attemptId and fence")
+        return self
+
+    @property
+    def dispatch(self) -> tuple[str, int] | None:
+        """The only dispatch that the pass is about; None: all."""
+        if self.scope is ReapScope.ORPHANS or self.attempt_id is None or self.fence is None:
+            return None
+        return self.attempt_id, self.fence
 
 
 class RunnerSettingsChanged(WireModel):
