@@ -15,26 +15,32 @@ from pathlib import Path
 from .reference_markdown import code, page
 
 _INTRODUCTION = """\
-Each row with the tests that show it; a row with a dash has none yet. A test here fails when the
-behaviour is removed: see [CONTRIBUTING.md](../CONTRIBUTING.md)."""
+Each row with the tests that show it; a row with a dash has none yet, and *in part* says what is
+missing. A test here fails when the behaviour is removed: see [CONTRIBUTING.md](../CONTRIBUTING.md)."""
 
 _TITLES = {"bridge": "The bridge", "execution": "Isolated execution"}
 
 
 def requirement_titles(root: Path) -> dict[str, dict[str, str]]:
-    """Section → row → title."""
+    """Section → row → title, and under ``partial`` row → what is missing."""
     with (root / "docs/requirements.toml").open("rb") as file:
         return tomllib.load(file)
 
 
 def requirements_page(root: Path) -> str:
     """The page."""
-    shown = marked_tests(root / "tests")
+    shown, titles = marked_tests(root / "tests"), requirement_titles(root)
+    missing = titles["partial"]
     sections = []
-    for section, rows in requirement_titles(root).items():
-        count = sum(1 for row in rows if row in shown)
-        sections.append(f"## {_TITLES[section]}\n\n{count} of {len(rows)} rows are shown by tests.")
-        sections += [_row(row, title, shown.get(row, set())) for row, title in rows.items()]
+    for section, heading in _TITLES.items():
+        rows = titles[section]
+        whole = sum(1 for row in rows if row in shown and row not in missing)
+        part = sum(1 for row in rows if row in shown and row in missing)
+        summary = f"Of {len(rows)} rows, tests show {whole} whole and {part} in part."
+        sections.append(f"## {heading}\n\n{summary}")
+        for row, title in rows.items():
+            lacks = f" *In part: {missing[row]}.*" if row in missing else ""
+            sections.append(_row(row, f"{title}.{lacks}", shown.get(row, set())))
     return page("Requirements", _INTRODUCTION, *sections)
 
 
@@ -54,7 +60,7 @@ def _row(row: str, title: str, tests: set[tuple[str, str]]) -> str:
     for file, test in sorted(tests):
         by_file[file].append(code(test))
     lines = [f"- [{file}](../tests/{file}): {', '.join(names)}" for file, names in by_file.items()]
-    return "\n".join([f"### {row}", "", f"{title}.", "", *(lines or ["—"])])
+    return "\n".join([f"### {row}", "", title, "", *(lines or ["—"])])
 
 
 def _marks(module: ast.Module) -> Iterator[tuple[str, set[str]]]:
