@@ -41,14 +41,14 @@ _OPEN_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Append:
-    """Records on their way together; until shown otherwise, they were not written."""
+    """Records on their way together."""
 
     __slots__ = ("bodies", "done", "error")
 
-    def __init__(self, bodies: list[bytes], path: Path) -> None:
+    def __init__(self, bodies: list[bytes]) -> None:
         self.bodies = bodies
         self.done = anyio.Event()
-        self.error: ForgeError | None = DiskUnusable(f"cannot append to {path}: not written")
+        self.error: ForgeError | None = None
 
 
 class LedgerFile:
@@ -68,6 +68,7 @@ class LedgerFile:
         self._size_bytes = size_bytes
         self._utc = utc
         self._broken: str | None = None
+        self._closed = False
         self._loop = asyncio.get_running_loop()
         self._waiting: SimpleQueue[_Append | None] = SimpleQueue()
         self._writer = threading.Thread(target=self._run, name=path.name, daemon=True)
@@ -114,8 +115,8 @@ class LedgerFile:
             ``ledger_closed``.
         """
         time = self._utc()
-        append = _Append([encode_body(time, kind, data) for kind, data in records], self.path)
-        if not self._writer.is_alive():
+        append = _Append([encode_body(time, kind, data) for kind, data in records])
+        if self._closed:
             raise RefusedError(f"cannot append to {self.path}: it is closed", code="ledger_closed")
         with anyio.CancelScope(shield=True):
             self._waiting.put(append)
@@ -125,27 +126,36 @@ class LedgerFile:
 
     async def close(self) -> None:
         """Finish the appends under way and let go of the file; idempotent."""
-        if self._writer.is_alive():
+        if not self._closed:
+            self._closed = True
             self._waiting.put(None)
-            with anyio.CancelScope(shield=True):
-                await on_disk(self._writer.join)
+        with anyio.CancelScope(shield=True):
+            await on_disk(self._writer.join)
 
     def _run(self) -> None:
         try:
             while batch := self._next_batch():
-                error: ForgeError | None = batch[0].error
-                try:
-                    self._write([body for append in batch for body in append.bodies])
-                    error = None
-                except ForgeError as failure:
-                    error = failure
-                finally:
-                    self._loop.call_soon_threadsafe(_settle, batch, error)
+                error = self._try_to_write([body for append in batch for body in append.bodies])
+                self._loop.call_soon_threadsafe(_settle, batch, error)
         finally:
             os.close(self._descriptor)
 
+    def _try_to_write(self, bodies: list[bytes]) -> ForgeError | None:
+        """What went wrong, whatever it is: somebody waits for the outcome of every append."""
+        try:
+            self._write(bodies)
+        except ForgeError as error:
+            return error
+        except Exception as bug:  # noqa: BLE001 - told to whoever waits
+            self._broken = f"{type(bug).__name__} in the bridge"
+            return DiskUnusable(f"cannot append to {self.path}: {self._broken}")
+        return None
+
     def _next_batch(self) -> list[_Append]:
-        """Wait for a record and take what else is there; nothing when the ledger is closed."""
+        """Wait for a record and take what else is there; nothing when the ledger is closed.
+
+        Nothing comes after the mark that says so.
+        """
         batch: list[_Append] = []
         while len(batch) < _MAX_BATCH and not (batch and self._waiting.empty()):
             append = self._waiting.get()
@@ -197,7 +207,7 @@ class LedgerFile:
                 descriptor = os.open(self.path, _OPEN_FLAGS)
         except ForgeError as error:
             raise DiskUnusable(
-                f"cannot append to {self.path}: an earlier sync failed ({broken}), and: {error}"
+                f"cannot append to {self.path}: an earlier write failed ({broken}), and: {error}"
             ) from error
         os.close(self._descriptor)
         self._descriptor, self._broken = descriptor, None

@@ -265,6 +265,46 @@ async def test_what_was_durable_must_read_back_before_a_new_file_is_begun(
     assert said(read_ledger(path)) == [1, 4]
 
 
+async def test_a_ledger_that_is_being_closed_takes_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncing, go_on = threading.Event(), threading.Event()
+
+    def sync(_descriptor: int) -> None:
+        syncing.set()
+        go_on.wait(10)
+
+    ledger = await begin(tmp_path / "a.1.ledger")
+    monkeypatch.setattr(ledger_file.os, "fdatasync", sync)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ledger.append, "fact", {"n": 1})
+        await anyio.to_thread.run_sync(syncing.wait, 10)
+        tasks.start_soon(ledger.close)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(RefusedError, match="it is closed"):
+            await ledger.append("fact", {"n": 2})
+        go_on.set()
+    await ledger.close()
+    assert said(read_ledger(tmp_path / "a.1.ledger")) == [1]
+
+
+async def test_whatever_goes_wrong_somebody_hears_of_it_and_the_ledger_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(_sequence: int, _body: bytes) -> bytes:
+        raise MemoryError
+
+    ledger = await begin(tmp_path / "a")
+    await ledger.append("fact", {"n": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_file, "complete_line", run_out)
+        with pytest.raises(DiskUnusable, match="MemoryError"):
+            await ledger.append("fact", {"n": 2})
+    await ledger.append("fact", {"n": 3})
+    await ledger.close()
+    assert said(read_ledger(tmp_path / "a")) == [1, 3]
+
+
 async def test_what_cannot_be_recorded_is_refused_alone(tmp_path: Path) -> None:
     ledger = await begin(tmp_path / "a")
     codes = []
