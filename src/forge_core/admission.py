@@ -64,7 +64,7 @@ class Reservation:
 
 @dataclass(slots=True)
 class _Fences:
-    """What is remembered of an attempt: the highest fence seen, and the highest ever held."""
+    """What is remembered of an attempt: the highest fence seen, and the highest held or spent."""
 
     seen: int = 0
     held: int = -1
@@ -105,6 +105,12 @@ class Admission:
         attempt_id, fence = key
         fences = self._fences.get(attempt_id)
         return fences is not None and fence <= fences.held
+
+    def spend(self, key: Key) -> None:
+        """Its result was given without a run: nothing is taken on under this fence any more."""
+        attempt_id, fence = key
+        fences = self._see_fence(attempt_id, fence)
+        fences.held = max(fences.held, fence)
 
     def superseded_by(self, attempt_id: str, fence: int) -> tuple[Key, ...]:
         """The reservations of this attempt under lower fences."""

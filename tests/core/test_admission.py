@@ -243,6 +243,15 @@ def test_a_dispatch_is_taken_once_also_when_its_offer_is_long_forgotten() -> Non
 
 
 @pytest.mark.requirement("B-04")
+def test_what_was_answered_without_a_run_is_taken_on_by_no_late_offer() -> None:
+    admission = Admission()
+    admission.spend(("a-1", 2))
+    assert admission.was_held(("a-1", 2))
+    assert admission.decide(offered(fence=2), FACTS, 0).code is RejectionCode.STALE_FENCE
+    assert admission.decide(offered("o-2", fence=3), FACTS, 0).accepted
+
+
+@pytest.mark.requirement("B-04")
 def test_memory_is_bounded_and_keeps_the_fences_of_what_is_held() -> None:
     admission = Admission()
     assert admission.decide(offered("o-1", "live", 9), FACTS, 0).accepted

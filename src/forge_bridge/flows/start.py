@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import anyio
 import structlog
 
@@ -32,6 +34,8 @@ from forge_core.wire.from_bridge import SubmitDispatchResult
 from forge_core.wire.from_hub import Start
 
 logger = structlog.get_logger(__name__)
+
+ANSWER_RETRY_MS: Final = 1_000
 
 
 async def handle_start(runner: Runner, start: Start, received_ms: int) -> None:
@@ -176,16 +180,27 @@ async def _conclude(run: AttemptRun, failure: FailureCode | None, detail: str | 
 
 
 async def _answer_too_late(runner: Runner, start: Start) -> None:
-    """A start without a live reservation runs nothing (protocol.md, Offer, reservation, start)."""
-    await answer_without_run(
-        runner, start.attempt_id, start.fence, FailureCode.START_TIMEOUT, "no live reservation"
-    )
+    """A start without a live reservation runs nothing (protocol.md, Offer, reservation, start).
+
+    A hub that is not answered renews for ever what does not run, so a full disk is waited for;
+    how many wait is bounded by the queue of what the hub has said.
+    """
+    key, clock = (start.attempt_id, start.fence), runner.clock
+    while not await answer_without_run(
+        runner, *key, FailureCode.START_TIMEOUT, "no live reservation"
+    ):
+        await clock.sleep_until_ms(clock.now_ms() + ANSWER_RETRY_MS)
 
 
 async def answer_without_run(
     runner: Runner, attempt_id: str, fence: int, failure: FailureCode, detail: str
-) -> None:
-    """The result of a dispatch that never ran here, so there is nothing to clean up."""
+) -> bool:
+    """The result of a dispatch that never ran here, so there is nothing to clean up.
+
+    An offer of it that comes later still is refused: no result may contradict this one.
+
+    :returns: whether it is on disk.
+    """
     result = SubmitDispatchResult(
         attempt_id=attempt_id,
         fence=fence,
@@ -201,3 +216,6 @@ async def answer_without_run(
         await runner.outbox.put(Message(message_id, "SubmitDispatchResult", result.to_wire()))
     except DiskUnusable as error:
         logger.error("cannot store a result", attempt_id=attempt_id, error=str(error))
+        return False
+    runner.admission.spend((attempt_id, fence))
+    return True
