@@ -30,6 +30,9 @@ from .world import SimulatedClock, World
 IMAGE: Final = "sha256:" + "1" * 64
 RUNNER_ID: Final = "runner-1"
 SLOTS: Final = 2
+OPERATOR_S: Final = 30.0
+"""How often somebody looks after the bridge."""
+
 SETTINGS: Final = default_bridge_service_config(
     server_url="http://127.0.0.1:1",
     trust_domain_id="domain",
@@ -195,6 +198,7 @@ class BridgeHost:
         self.on_point: Callable[[str], None] = lambda _point: None
         disk.on_written = lambda: self.on_point("record:written")
         self._rng = world.rng("host")
+        world.later("world", OPERATOR_S, self._operate)
 
     @property
     def life(self) -> Life | None:
@@ -207,10 +211,13 @@ class BridgeHost:
             self.world.note("host", "starts the bridge")
             self.lives.append(Life(self, len(self.lives) + 1))
 
-    def restart_for_this_engine(self) -> None:
-        """What an operator does about a bridge that serves an engine which is not there."""
+    def _operate(self) -> None:
+        """Restart a bridge that began with an engine which does not come back."""
+        self.world.later("world", OPERATOR_S, self._operate)
         life = self.life
-        if life is not None and life.engine.engine_id not in (None, self.engine.id):
+        if life is None or self.engine.is_replaced:
+            return
+        if life.engine.engine_id not in (None, self.engine.id):
             self.kill(power_cut=False)
 
     def kill(self, *, power_cut: bool) -> None:

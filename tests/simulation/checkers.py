@@ -205,7 +205,7 @@ class Checkers:
         """
         life = self.simulation.host.life
         engine_id = None if life is None else life.engine.engine_id
-        recently_s = self.world.now_s - (LATE_S if self.simulation.faults.engine_slow else 0.0)
+        recently_s = self.world.now_s - (LATE_S if self.simulation.engine_may_be_late else 0.0)
         left = [
             resource.name
             for resource in self._ours(of_engine=engine_id)

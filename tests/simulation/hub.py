@@ -321,6 +321,16 @@ class SimulatedHub:
             self._end(dispatch, "superseded")
             self.offer(dispatch.attempt)
 
+    def forget(self, dispatch: Dispatch) -> None:
+        """It is in no snapshot any more, and nobody tells the runner."""
+        self._end(dispatch, "forgotten")
+        dispatch.attempt.done = True
+
+    def start_unasked(self, dispatch: Dispatch) -> None:
+        """A start that does not wait for the decision."""
+        if dispatch.state == "offered":
+            self._start(dispatch)
+
     def drain(self, draining: bool) -> None:
         """Profile Settings."""
         self.settings["draining"] = draining

@@ -50,6 +50,8 @@ class Nemesis:
         people = {
             "cancel": self._cancel,
             "supersede": self._supersede,
+            "forget": self._forget,
+            "start unasked": self._start_unasked,
             "drain": self._drain,
             "reap": self._reap,
         }
@@ -123,11 +125,7 @@ class Nemesis:
         engine = self._simulation.engine
         if not engine.is_replaced:
             engine.replace()
-            self._for_a_while(90.0, self._bring_the_engine_back)
-
-    def _bring_the_engine_back(self) -> None:
-        self._simulation.engine.replace()
-        self._simulation.host.restart_for_this_engine()
+            self._for_a_while(90.0, engine.replace)
 
     def _flip_a_bit(self) -> None:
         """In the middle of a ledger, while no bridge has it open."""
@@ -182,6 +180,15 @@ class Nemesis:
         live = self._simulation.hub.live()
         if live:
             self._simulation.hub.supersede(self._rng.choice(live))
+
+    def _forget(self) -> None:
+        live = self._simulation.hub.live()
+        if live:
+            self._simulation.hub.forget(self._rng.choice(live))
+
+    def _start_unasked(self) -> None:
+        for dispatch in self._simulation.hub.live():
+            self._simulation.hub.start_unasked(dispatch)
 
     def _drain(self) -> None:
         hub = self._simulation.hub

@@ -66,6 +66,7 @@ class Simulation:
         self.faults_are_on = True
         self._restarts_asked = False
         self.faults = Faults.of(world.rng("faults")) if faults else Faults()
+        self.engine_may_be_late = self.faults.engine_slow > 0
         self.checkers = Checkers(world)
         self.checkers.simulation = self
         self.hub = SimulatedHub(world, self.checkers.secret)
