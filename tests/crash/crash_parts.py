@@ -1,0 +1,385 @@
+"""A runner that is killed where a test says, and what must be true of it afterwards."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from engines import Engine
+from forge_bridge.status import BridgeStatus, read_status
+from forge_core.resources import ResourceVector
+from rig import RUNNER_TOKEN, TRUST_DOMAIN, Daemon, Rig, git, wait_for
+
+PROGRAM = Path(__file__).with_name("bridge_at_fault.py")
+AGENT = ("sh", "-c", "echo begun; echo changed > VERSION")
+UNTIL_ENDED = ("sh", "-c", "echo begun; exec sleep 600")
+LABEL = "dev.forge."
+DIES_WITHIN_S = 60.0
+OFFER_TTL_MS = 3_000
+OWED = ("attempts", "outbox", "cleanup-reports")
+REFUSED = ("outbox/rejected", "cleanup-reports/rejected")
+
+Outcome = tuple[str, str | None]
+"""``outcome`` and ``failureCode`` of a result."""
+
+STOPPED: Outcome = ("failed", "bridge_stopped")
+DONE: Outcome = ("succeeded", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What was certain at the moment of a death: on disk, at the hub, in the engine.
+
+    :ivar outcomes: by fence; whatever happens later, these stay.
+    :ivar started: the fences whose ledger says that the hub said go.
+    :ivar created: names of resources that the engine has, or that a ledger has as a fact.
+    """
+
+    outcomes: Mapping[int, Outcome] = field(default_factory=dict)
+    started: frozenset[int] = frozenset()
+    created: frozenset[str] = frozenset()
+
+
+class AgentStarts:
+    """Counts, by the engine's own events, how often each dispatch's agent was started."""
+
+    def __init__(self, engine: Engine, runner_id: str) -> None:
+        self._counts: Counter[tuple[str, int]] = Counter()
+        filters = {
+            "type": ["container"],
+            "event": ["start"],
+            "label": [f"{LABEL}runner-id={runner_id}", f"{LABEL}role=agent"],
+        }
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(engine.socket_path))
+        target = f"/events?filters={quote(json.dumps(filters))}"
+        self._socket.sendall(f"GET {target} HTTP/1.0\r\nHost: engine\r\n\r\n".encode())
+        self._lines = self._socket.makefile("rb")
+        status = self._lines.readline()
+        assert b" 200 " in status, status
+        self._thread = threading.Thread(target=self._count)
+        self._thread.start()
+
+    def of(self, attempt_id: str) -> dict[int, int]:
+        """By fence."""
+        return {fence: n for (one, fence), n in tuple(self._counts.items()) if one == attempt_id}
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._lines.close()
+        self._socket.close()
+
+    def _count(self) -> None:
+        for line in self._lines:
+            if line.startswith(b"{"):
+                labels = json.loads(line)["Actor"]["Attributes"]
+                key = labels[f"{LABEL}attempt-id"], int(labels[f"{LABEL}fence"])
+                self._counts[key] += 1
+
+
+class HubRig(Rig):
+    """A hub that is quick to see what a runner holds, and to offer again what nobody took."""
+
+    def _environment(self, **more: str) -> dict[str, str]:
+        quick = {
+            "FORGE_HUB_DECLINE_BACKOFF_MS": "2000",
+            "FORGE_HUB_HEARTBEAT_INTERVAL_MS": "500",
+            "FORGE_HUB_OFFER_TTL_MS": str(OFFER_TTL_MS),
+        }
+        return super()._environment(**{**more, **quick})
+
+
+class CrashRig(Rig):
+    """A runner at a hub that others use too; its bridge obeys orders of the test.
+
+    :ivar is_fit: its bridge is online, idle and proven to have lost nothing.
+    """
+
+    def __init__(self, directory: Path, engine: Engine, runner_id: str, hub: Rig) -> None:
+        super().__init__(directory, engine, runner_id)
+        self.url, self.hub = hub.url, hub.hub
+        self.is_fit = False
+        self.orders = directory / "orders.json"
+        self._environ = self._environment(
+            DOCKER_HOST=engine.base_url,
+            FORGE_SERVER_URL=hub.url,
+            FORGE_API_TOKEN=RUNNER_TOKEN,
+            FORGE_RUNNER_ID=runner_id,
+            FORGE_TRUST_DOMAIN_ID=TRUST_DOMAIN,
+            FORGE_AGENT_TOOLING_IMAGE=engine.tooling_image,
+            FORGE_SANDBOX_STATE_ROOT=str(self.state_root),
+            FORGE_MINIMUM_WORKSPACE_BYTES="1MiB",
+            FORGE_DISK_HIGH_WATERMARK_PERCENT="99",
+            FORGE_DISK_LOW_WATERMARK_PERCENT="98",
+            FORGE_SANDBOX_KILL_GRACE_SECONDS="1",
+            FORGE_LOG_FORMAT="json",
+        )
+        add = [sys.executable, "-m", "forge_bridge", "add-repo", "sample", str(self.repository)]
+        subprocess.run(add, env=self._environ, check=True, capture_output=True)
+        self.starts = AgentStarts(engine, runner_id)
+
+    def launch(self) -> None:
+        """Start the bridge and do not wait for anything."""
+        command = [sys.executable, str(PROGRAM), str(self.orders)]
+        self.bridge = Daemon("bridge", command, self.directory / "bridge.log", self._environ)
+
+    def come_online(self) -> None:
+        """Start the bridge and wait until the hub may use it."""
+        self.launch()
+        self.wait_online()
+
+    def wait_online(self) -> None:
+        wait_for("the bridge to come online", self._is_online)
+
+    def arm(self, **orders: object) -> None:
+        """Give the bridge its orders; the file appears whole."""
+        self.is_fit = False
+        draft = self.orders.with_suffix(".draft")
+        draft.write_text(json.dumps(orders))
+        draft.replace(self.orders)
+
+    def disarm(self) -> None:
+        self.orders.unlink(missing_ok=True)
+
+    def wait_dead(self) -> None:
+        """The bridge must die by SIGKILL, of its own hand."""
+        look = self.bridge.process.poll
+        wait_for("the bridge to reach the point", lambda: look() is not None, DIES_WITHIN_S)
+        assert look() == -signal.SIGKILL, self.bridge.log.read_text()[-3000:]
+
+    def agent_runs(self, session_id: str) -> None:
+        """Wait until the agent runs, the helper waits, and nothing is owed to the hub."""
+        self.wait_event(session_id, "agent.started")
+        wait_for("the helper", lambda: _running(self, "helper"))
+        wait_for("an empty outbox", lambda: not files(self, "outbox"))
+
+    def status(self) -> BridgeStatus:
+        found = read_status(self.state_root)
+        assert found is not None
+        return found
+
+    def evidence(self, session_id: str) -> Evidence:
+        """Read all three places by other doors than the bridge's own."""
+        known = (d for d in self.dispatches(session_id) if d["result"])
+        outcomes = {d["fence"]: _outcome(d["result"]) for d in known}
+        started: set[int] = set()
+        created = set(self.resources(f"{LABEL}project-id=project"))
+        for line in _json_lines(self.state_root / "attempts", "*.ledger"):
+            match line["kind"], line["data"]:
+                case "reserved", data:
+                    fence = data["fence"]
+                case "started", _:
+                    started.add(fence)
+                case "fact", data:
+                    created.add(data["name"])
+                case "result", data:
+                    outcomes[fence] = _outcome(data)
+        for message in _json_lines(self.state_root / "outbox", "*.json"):
+            if message["method"] == "SubmitDispatchResult":
+                outcomes[message["payload"]["fence"]] = _outcome(message["payload"])
+        return Evidence(outcomes, frozenset(started), frozenset(created))
+
+    def dispatches(self, session_id: str) -> list[dict[str, Any]]:
+        """Those of the session's attempt, in the order of their fences."""
+        (attempt,) = self.get(f"/sessions/{session_id}")["attempts"] or [{"dispatches": []}]
+        return list(attempt["dispatches"])
+
+    def close(self) -> None:
+        """End the bridge; nothing of this runner may be left in the engine."""
+        try:
+            bridge = getattr(self, "bridge", None)
+            if bridge is not None:
+                bridge.stop()
+        finally:
+            self.starts.close()
+        left = self.resources()
+        assert not left, f"left in the engine: {left}"
+
+
+class Fleet:
+    """A hub, and runners of which one is used at a time, for as long as it proves fit."""
+
+    def __init__(self, directory: Path, engine: Engine, runner_id: str) -> None:
+        (directory / "hub").mkdir()
+        self._hub = HubRig(directory / "hub", engine, runner_id)
+        self._hub.start_hub()
+        self._directory = directory
+        self._count = 0
+        self._idle: CrashRig | None = None
+
+    def take(self) -> CrashRig:
+        """A runner that is online and idle."""
+        rig, self._idle = self._idle, None
+        if rig is None:
+            self._count += 1
+            directory = self._directory / f"runner-{self._count}"
+            directory.mkdir()
+            runner_id = f"{self._hub.runner_id}-{self._count}"
+            rig = CrashRig(directory, self._hub.engine, runner_id, self._hub)
+            with closing_on_failure(rig):
+                rig.come_online()
+        return rig
+
+    def give_back(self, rig: CrashRig) -> None:
+        """Keep a runner that is fit; one that is not is cleaned up after."""
+        if rig.is_fit:
+            self._idle = rig
+            return
+        rig.disarm()
+        rig.bridge.kill()
+        with closing_on_failure(rig):
+            rig.come_online()
+        rig.close()
+
+    def close(self) -> None:
+        try:
+            if self._idle is not None:
+                self._idle.close()
+        finally:
+            self._hub.close()
+
+
+@contextmanager
+def closing_on_failure(rig: CrashRig) -> Iterator[None]:
+    """A runner that does not come online is not used, and leaves nothing running here."""
+    try:
+        yield
+    except BaseException:
+        rig.close()
+        raise
+
+
+def files(rig: Rig, *folders: str) -> list[str]:
+    """The names of the files in these folders of the state root."""
+    found = (path for folder in folders for path in (rig.state_root / folder).iterdir())
+    return sorted(str(path.relative_to(rig.state_root)) for path in found if path.is_file())
+
+
+def verify_recovered(
+    rig: CrashRig, session_id: str, evidence: Evidence, after: Outcome = DONE
+) -> None:
+    """Everything that must be true once the bridge is online again.
+
+    :param after: how the session ends if the hub had to dispatch it again.
+    """
+    wait_for(f"the end of {session_id}", lambda: _is_over(rig, session_id))
+    wait_for("nothing to be owed", lambda: not files(rig, *OWED))
+    assert rig.resources() == []
+    _verify_outcomes(rig, session_id, evidence, after)
+    _verify_starts(rig, session_id)
+    _verify_reports(rig, session_id, evidence)
+    _verify_capacity(rig)
+    _verify_refused(rig, session_id)
+    rig.is_fit = True
+
+
+def _verify_outcomes(rig: CrashRig, session_id: str, evidence: Evidence, after: Outcome) -> None:
+    """One outcome a dispatch: the one that was durable, else that the bridge had stopped."""
+    dispatches = rig.dispatches(session_id)
+    for number, dispatch in enumerate(dispatches, 1):
+        assert dispatch["fence"] == number
+        if dispatch["result"] is None:
+            assert dispatch["endReason"] == "offer_expired"
+            assert number < len(dispatches)
+            assert number not in evidence.started
+        elif number in evidence.outcomes:
+            assert _outcome(dispatch["result"]) == evidence.outcomes[number]
+        else:
+            assert _outcome(dispatch["result"]) == (STOPPED if number == 1 else after)
+    session = rig.get(f"/sessions/{session_id}")
+    assert (session["state"], session["failureCode"]) == _outcome(dispatches[-1]["result"])
+    commit = dispatches[-1]["result"].get("resultCommit")
+    assert (commit is not None) == (session["state"] == "succeeded")
+    if commit is not None:
+        store = rig.state_root / "repositories" / "sample.git"
+        assert git(store, "rev-parse", f"{commit}^@") == rig.commit
+
+
+def _verify_starts(rig: CrashRig, session_id: str) -> None:
+    """No fence has two agents: by the engine's events, and by what the hub was told."""
+    (attempt,) = rig.get(f"/sessions/{session_id}")["attempts"]
+    counts = rig.starts.of(attempt["attemptId"])
+    assert all(count == 1 for count in counts.values()), counts
+    found = rig.diagnostics(session_id)
+    told = Counter(e["fence"] for e in found["timeline"] if e["type"] == "agent.started")
+    assert all(count == 1 for count in told.values()), told
+    assert told.keys() <= counts.keys()
+    assert found["logTail"].count("begun") <= len(counts)
+    for fence in told:
+        events = [e["sequence"] for e in found["timeline"] if e["fence"] == fence]
+        assert sorted(events) == list(range(1, len(events) + 1)), "the timeline has holes"
+
+
+def _verify_reports(rig: CrashRig, session_id: str, evidence: Evidence) -> None:
+    """Each resource is in exactly one report at the hub, and none of them resisted."""
+    reports = rig.diagnostics(session_id)["cleanupReports"]
+    assert all(report["complete"] for report in reports)
+    items = [item for report in reports for item in report["resources"]]
+    assert {item["outcome"] for item in items} <= {"removed", "absent"}
+    named = Counter(item["name"] for item in items)
+    assert all(count == 1 for count in named.values()), named
+    assert evidence.created <= named.keys(), f"not reported: {evidence.created - named.keys()}"
+
+
+def _verify_capacity(rig: CrashRig) -> None:
+    """Whole again: as the bridge sees it, and as the hub was told."""
+
+    def is_whole() -> bool:
+        status = rig.status()
+        told = rig.get(f"/runners/{rig.runner_id}")
+        return (
+            status.used_resources == ResourceVector()
+            and not any(told["usedResources"].values())
+            and status.degraded_reservation_count == told["degradedReservationCount"] == 0
+            and status.pending_reports == told["pendingReports"] == 0
+            and told["runnerInstanceId"] == status.runner_instance_id
+        )
+
+    wait_for("the capacity to be whole", is_whole)
+
+
+def _verify_refused(rig: CrashRig, session_id: str) -> None:
+    """The hub refuses only what came under a fence that it had superseded meanwhile."""
+    last = rig.dispatches(session_id)[-1]["fence"]
+    for name in files(rig, *REFUSED):
+        path = rig.state_root / name
+        message = json.loads(path.read_text())
+        assert message["rejection"]["reason"] == "stale_fence", message
+        assert message["payload"]["fence"] < last
+        path.unlink()
+
+
+def _is_over(rig: CrashRig, session_id: str) -> bool:
+    session = rig.get(f"/sessions/{session_id}")
+    return bool(session["endedAt"]) and session["cleanup"] != "pending"
+
+
+def _running(rig: CrashRig, role: str) -> bool:
+    names = [name for name in rig.resources() if name.startswith(f"forge-{role}-")]
+    return bool(names) and bool(
+        rig.engine.api.get(f"/containers/{names[0]}/json")["State"]["Running"]
+    )
+
+
+def _outcome(result: Mapping[str, Any]) -> Outcome:
+    return result["outcome"], result.get("failureCode")
+
+
+def _json_lines(directory: Path, pattern: str) -> Iterator[dict[str, Any]]:
+    """Every whole line; a torn one was never acknowledged."""
+    for path in directory.glob(pattern):
+        for line in path.read_bytes().splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                yield json.loads(line)

@@ -1,0 +1,99 @@
+"""What a bridge goes through while a point is waited for.
+
+Each brings a runner that is online and idle to where its part begins, calls ``arm``, sets the
+part off, and returns the session, whether or not the bridge is still there.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Protocol
+
+from crash_parts import AGENT, UNTIL_ENDED, CrashRig, Outcome, files
+
+from rig import wait_for
+
+Scenario = Callable[["CrashRig", "Arm"], str]
+
+
+class Arm(Protocol):
+    """From here on points count; more orders of ``bridge_at_fault.py`` may be given."""
+
+    def __call__(self, **orders: object) -> None: ...
+
+
+def succeeds(rig: CrashRig, arm: Arm) -> str:
+    """From the offer to the last acknowledgement, with one commit as output."""
+    arm()
+    return rig.dispatch(*AGENT)
+
+
+def is_cancelled(rig: CrashRig, arm: Arm) -> str:
+    """Cancelled while the agent runs."""
+    session_id = _running(rig)
+    arm()
+    rig.post(f"/sessions/{session_id}/cancel", {"reason": "enough"})
+    return session_id
+
+
+def expires(rig: CrashRig, arm: Arm) -> str:
+    """The decision gets lost, so no start comes, and the reservation runs out."""
+    arm(lose="SubmitOfferDecision")
+    session_id = rig.dispatch(*AGENT)
+    wait_for("a ledger", lambda: files(rig, "attempts") or _is_dead(rig))
+    owed = ("attempts", "outbox")
+    wait_for("the end of the reservation", lambda: not files(rig, *owed) or _is_dead(rig))
+    rig.disarm()  # the hub offers it again, and that may go well
+    return session_id
+
+
+def recovers(rig: CrashRig, arm: Arm) -> str:
+    """The bridge was killed while an agent ran, and starts again."""
+    session_id = _running(rig)
+    rig.bridge.kill()
+    arm()
+    rig.launch()
+    return session_id
+
+
+def replays(rig: CrashRig, arm: Arm) -> str:
+    """An attempt ended without the hub; its messages wait in the outbox of the next life."""
+    session_id = _running(rig)
+    rig.hub.signal(signal.SIGSTOP)
+    try:
+        (agent,) = (name for name in rig.resources() if name.startswith("forge-agent-"))
+        status, answer = rig.engine.api.call("POST", f"/containers/{agent}/kill")
+        assert status == 204, answer
+        wait_for("the end of the attempt", lambda: not files(rig, "attempts"))
+        rig.bridge.kill()
+    finally:
+        rig.hub.signal(signal.SIGCONT)
+    assert files(rig, "outbox")
+    arm()
+    rig.launch()
+    return session_id
+
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.__name__: scenario for scenario in (succeeds, is_cancelled, expires, recovers, replays)
+}
+
+OUTCOMES: dict[str, Outcome] = {
+    "succeeds": ("succeeded", None),
+    "is_cancelled": ("cancelled", "cancelled"),
+    "expires": ("failed", "start_timeout"),
+    "recovers": ("failed", "bridge_stopped"),
+    "replays": ("failed", "supervisor_lost"),
+}
+"""How the first dispatch ends where nothing is killed but what the scenario itself kills."""
+
+
+def _running(rig: CrashRig) -> str:
+    session_id = rig.dispatch(*UNTIL_ENDED)
+    rig.agent_runs(session_id)
+    return session_id
+
+
+def _is_dead(rig: CrashRig) -> bool:
+    return rig.bridge.process.poll() is not None
