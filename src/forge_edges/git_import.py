@@ -184,20 +184,21 @@ async def _check_commit(isolated: Repository, result: str, input_commit: str) ->
 async def _check_tree(
     isolated: Repository, result: str, input_commit: str, limits: ImportLimits
 ) -> ImportedOutput:
-    changes = parse_changes(
-        await isolated.output(
-            *("diff-tree", "-r", "-t", "-z", "--raw", "--no-renames", "--no-abbrev"),
-            *(input_commit, result),
-        )
+    """Step 6, in worker threads: a hundred thousand paths take seconds, and leases go on."""
+    raw = await isolated.output(
+        *("diff-tree", "-r", "-t", "-z", "--raw", "--no-renames", "--no-abbrev"),
+        *(input_commit, result),
     )
+    changes = await anyio.to_thread.run_sync(parse_changes, raw)
     files = [c for c in changes if MODE_TREE not in (c.old_mode, c.new_mode)]
     if not files:
         raise _refused("empty", "its commit changes nothing")
     if len(files) > limits.files:
         raise _refused("files", f"{len(files)} files changed, {limits.files} are allowed")
-    entries = parse_listing(await isolated.output("ls-tree", "-r", "-z", "--full-tree", result))
+    listing = await isolated.output("ls-tree", "-r", "-z", "--full-tree", result)
+    entries = await anyio.to_thread.run_sync(parse_listing, listing)
     targets = await _contents(isolated, link_ids(changes, entries))
-    if violation := changes_violation(changes, entries, targets):
+    if violation := await anyio.to_thread.run_sync(changes_violation, changes, entries, targets):
         raise _refused(violation.rule, str(violation))
     return ImportedOutput(result, len(files), await _new_bytes(isolated, files))
 

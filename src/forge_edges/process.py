@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 import anyio
+import anyio.lowlevel
 
 from forge_core.errors import RefusedError, RetryableError
 
@@ -128,6 +129,7 @@ class Process:
         """Read standard error to its end, keeping the last ``stderr_bytes`` of it."""
         while data := await _read(_descriptor(self._popen.stderr)):
             self._keep(data)
+            await anyio.lowlevel.checkpoint()
 
     async def wait(self) -> Outcome:
         """Wait for the end, kill what is left of the group, reap.  Standard output is not read.
@@ -295,6 +297,8 @@ async def _capture(process: Process, captured: bytearray, scope: anyio.CancelSco
         if len(captured) > process.bounds.stdout_bytes:
             scope.cancel()
             return
+        # A program that writes as fast as it is read must leave turns to others.
+        await anyio.lowlevel.checkpoint()
 
 
 def _descriptor(pipe: IO[bytes] | None) -> int:

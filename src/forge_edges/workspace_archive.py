@@ -14,8 +14,12 @@ from __future__ import annotations
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
+
+import anyio
+import anyio.to_thread
 
 from forge_core.errors import RefusedError
 from forge_core.tree_rules import (
@@ -96,13 +100,14 @@ async def workspace_archive(
     bounds = Bounds(timeout_ms=_TIMEOUT_MS, stdout_bytes=256 << 20, file_bytes=4 * max_bytes)
     store = Repository(store_path, bounds)
     try:
-        entries = parse_listing(
-            await store.output("ls-tree", "-r", "-t", "-l", "-z", "--full-tree", commit)
-        )
+        listing = await store.output("ls-tree", "-r", "-t", "-l", "-z", "--full-tree", commit)
+        entries = await anyio.to_thread.run_sync(parse_listing, listing)
         modified = int(await store.output("log", "-1", "--format=%ct", commit))
     except (RefusedError, ValueError) as error:
         raise _invalid(f"cannot read commit {commit}: {error}") from error
-    _check(entries, commit, max_bytes=max_bytes, max_entries=max_entries)
+    # In a worker thread: half a million paths take seconds, and the event loop has leases to keep.
+    check = partial(_check, max_bytes=max_bytes, max_entries=max_entries)
+    await anyio.to_thread.run_sync(check, entries, commit)
     owner = _Owner(f"{directory}/".encode(), uid, gid, modified)
     async with quarantine(
         store_path, object_format=object_format(commit), bounds=bounds

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forge_core.errors import RefusedError
+from forge_edges import git_import, workspace_archive
 
 pytestmark = pytest.mark.requirement("B-61")
 
@@ -77,6 +79,34 @@ async def test_every_kind_of_change_comes_back(tmp_path: Path, object_format: st
         project.commit,
         "Result of attempt att-1",
     ]
+
+
+async def test_the_event_loop_judges_no_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred thousand paths take seconds, in which leases must be kept."""
+    judges = {git_import: ("parse_changes", "parse_listing", "changes_violation")}
+    judges[workspace_archive] = ("parse_listing", "input_violation")
+    on_the_loop, seen = [], set()
+
+    def watched(name: str, judge: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            seen.add(name)
+            if threading.current_thread() is threading.main_thread():
+                on_the_loop.append(name)
+            return judge(*arguments)
+
+        return call
+
+    for module, names in judges.items():
+        for name in names:
+            monkeypatch.setattr(module, name, watched(name, getattr(module, name)))
+    project = await make_project(tmp_path)
+    workspace = await workspace_of(project, tmp_path)
+    (workspace / "new").write_text("x")
+    await taken_tree(project, workspace)
+    assert seen == {"parse_changes", "parse_listing", "changes_violation", "input_violation"}
+    assert on_the_loop == []
 
 
 async def test_nothing_changed_is_no_bundle(tmp_path: Path) -> None:
