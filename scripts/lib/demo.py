@@ -1,29 +1,38 @@
 """The main job, end to end: hub → offer → hardened container → one commit → proven cleanup.
 
 Everything is real: the hub serves HTTP and SignalR on a loopback port, the bridge is the daemon
-itself in a process of its own, the engine is a Docker Engine.  Run by ``scripts/demo``.
+itself in a process of its own, the engine is a Docker Engine.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
 
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the second of imports too
+
 import argparse
+import fcntl
 import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
+from anyio.abc import Process
 from pydantic import SecretStr
 from rich.console import Console
 from rich.markup import escape
@@ -52,12 +61,9 @@ class DemoError(Exception):
 def step(text: str) -> Iterator[None]:
     """One line for what happens, and how long it took."""
     began = time.monotonic()
-    if console.is_terminal:
-        with console.status(text):
-            yield
-    else:
-        yield
-    console.print(f"[green]✓[/] {escape(text)} [dim]({time.monotonic() - began:.1f} s)[/]")
+    yield
+    took = f"[dim]({time.monotonic() - began:.1f} s)[/]"
+    console.print(f"[green]✓[/] {escape(text)} {took}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -76,32 +82,64 @@ async def reachable_endpoint() -> str | None:
         with anyio.fail_after(PROBE_S):
             async with DockerEngine.connect(endpoint) as engine:
                 await engine.facts()
-    except Exception:
+    except Exception as error:
+        if os.environ.get("DOCKER_HOST"):  # somebody meant that one
+            why = str(error) or f"it did not answer within {PROBE_S} s"
+            console.print(f"· The engine that DOCKER_HOST names is not used: {escape(why)}")
         return None
     path = endpoint.socket_path
+    if path is None:
+        console.print(f"· {endpoint.host} is not used: the demo needs an engine at a unix socket")
     return f"unix://{path}" if path else None
 
 
-def testbed(*arguments: str) -> str:
-    """Run the test bed's command; its progress lines go to our standard error."""
-    done = subprocess.run([sys.executable, TESTBED, *arguments], stdout=subprocess.PIPE, text=True)
+def run_testbed(*arguments: str, always: bool = False) -> str:
+    """Run the test bed's command; its progress lines go to our standard error.
+
+    :param always: no Ctrl-C keeps it from doing its work.
+    """
+    # The terminal interrupts every process of the group; and sudo must stay in it to ask.
+    prefix = ["env", "--ignore-signal=INT"] if always else []
+    command = [*prefix, sys.executable, str(TESTBED), *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise DemoError("no Docker engine could be used; the lines above say what is missing")
     return done.stdout
 
 
-async def choose_engine() -> EngineChoice:
-    """One that is there, or a private one that is taken down at the end."""
+@asynccontextmanager
+async def chosen_engine(keep: bool) -> AsyncIterator[EngineChoice]:
+    """One that is there, or a private one that the last demo which uses it takes down."""
     endpoint = await reachable_endpoint()
     if endpoint is not None:
         socket = endpoint.removeprefix("unix://")
         with step(f"Docker engine at {endpoint}, with the tooling image"):
-            output = await anyio.to_thread.run_sync(testbed, "tooling-image", "--socket", socket)
-        return EngineChoice(endpoint, output.strip(), private=False)
-    with step("A private Docker engine, with the tooling image"):
-        output = await anyio.to_thread.run_sync(testbed, "demo-engine", "up")
-    answer = json.loads(output)
-    return EngineChoice(f"unix://{answer['socket']}", answer["tooling_image"], private=True)
+            output = await anyio.to_thread.run_sync(
+                run_testbed, "tooling-image", "--socket", socket
+            )
+        yield EngineChoice(endpoint, output.strip(), private=False)
+        return
+    with (ROOT / ".cache" / "demo.lock").open("w") as users:
+        await anyio.to_thread.run_sync(fcntl.flock, users, fcntl.LOCK_SH)
+        is_refused = False
+        try:
+            with step("A private Docker engine, with the tooling image"):
+                try:
+                    output = await anyio.to_thread.run_sync(run_testbed, "demo-engine", "up")
+                except DemoError:
+                    await anyio.lowlevel.checkpoint_if_cancelled()
+                    is_refused = True
+                    raise
+            answer = json.loads(output)
+            docker_host = f"unix://{answer['socket']}"
+            yield EngineChoice(docker_host, answer["tooling_image"], private=True)
+        finally:
+            if not keep and not is_refused:
+                with suppress(BlockingIOError), anyio.CancelScope(shield=True):
+                    # Fails while another demo holds it: that one takes the engine down.
+                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    down = partial(run_testbed, "demo-engine", "down", always=True)
+                    await anyio.to_thread.run_sync(down)
 
 
 def git(repository: Path, *arguments: str) -> str:
@@ -124,8 +162,8 @@ def make_repository(directory: Path) -> tuple[Path, str]:
 @asynccontextmanager
 async def bridge_process(
     directory: Path, engine: EngineChoice, hub_url: str, token: str, repository: Path
-) -> AsyncIterator[Path]:
-    """``forge-bridge run`` in a process of its own; yields its state root."""
+) -> AsyncIterator[tuple[Path, Process]]:
+    """``forge-bridge run`` in a process of its own; yields its state root and that process."""
     state_root = directory / "state"
     token_file = directory / "token"
     token_file.touch(mode=0o600)
@@ -145,13 +183,15 @@ async def bridge_process(
     add = [*command, "add-repo", "sample-project", str(repository)]
     await anyio.run_process(add, env=environment)
     with (directory / "bridge.log").open("wb") as log:
+        # In a session of its own: Ctrl-C would be a signal before ours, and ours the second one.
         process = await anyio.open_process(
-            [*command, "run"], env=environment, stdout=log, stderr=log
+            [*command, "run"], env=environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        yield state_root
+        yield state_root, process
     finally:
-        process.send_signal(signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
         with anyio.CancelScope(shield=True):
             await process.wait()
 
@@ -176,9 +216,11 @@ class Hub:
                 raise DemoError(f"the hub answered {answer.status}: {await answer.text()}")
             return await answer.json()
 
-    async def online_runner(self, log: Path) -> dict[str, Any]:
+    async def online_runner(self, bridge: Process, log: Path) -> dict[str, Any]:
         """The runner, once it has registered."""
         for _ in range(DEADLINE_S * 10):
+            if bridge.returncode is not None:
+                break
             for runner in await self.get("/runners"):
                 if runner["connected"]:
                     return dict(runner)
@@ -294,8 +336,15 @@ def summarise(engine: EngineChoice, facts: Any, found: dict[str, Any], store: Pa
 async def demo(keep: bool) -> None:
     """Everything, and everything taken down again."""
     began = time.monotonic()
-    engine = await choose_engine()
-    directory = Path(tempfile.mkdtemp(prefix="forge-demo-"))
+    with tempfile.TemporaryDirectory(prefix="forge-demo-", ignore_cleanup_errors=True) as name:
+        async with chosen_engine(keep) as engine:
+            await tell_everything(engine, Path(name))
+    took = f"[dim](all in {time.monotonic() - began:.1f} s)[/]"
+    console.print(f"[bold]left over[/]  nothing  {took}")
+
+
+async def tell_everything(engine: EngineChoice, directory: Path) -> None:
+    """Hub, bridge and one attempt; returns when all of it is gone again."""
     runner_token, api_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
     headers = {"Authorization": f"Bearer {api_token}"}
     settings = HubSettings(
@@ -304,52 +353,87 @@ async def demo(keep: bool) -> None:
         runner_token=SecretStr(runner_token),
         api_token=SecretStr(api_token),
     )
-    try:
-        repository, commit = make_repository(directory)
-        async with (
-            running_hub(settings) as hub_server,
-            bridge_process(
-                directory, engine, hub_server.url, runner_token, repository
-            ) as state_root,
-            aiohttp.ClientSession(hub_server.url, headers=headers) as http,
-        ):
-            hub = Hub(http)
-            with step("The bridge is connected, and its runner registered"):
-                await hub.online_runner(directory / "bridge.log")
-            console.print("[green]✓[/] One attempt is dispatched:")
+    repository, commit = make_repository(directory)
+    async with (
+        running_hub(settings) as hub_server,
+        bridge_process(directory, engine, hub_server.url, runner_token, repository) as (
+            state_root,
+            bridge,
+        ),
+        aiohttp.ClientSession(hub_server.url, headers=headers) as http,
+    ):
+        hub = Hub(http)
+        with step("The bridge is connected, and its runner registered"):
+            runner = await hub.online_runner(bridge, directory / "bridge.log")
+        console.print("[green]✓[/] One attempt is dispatched:")
+        try:
             with anyio.fail_after(DEADLINE_S):
                 found = await run_session(hub, commit)
-            endpoint = resolve_endpoint(None, {"DOCKER_HOST": engine.docker_host})
-            async with DockerEngine.connect(endpoint) as door:
-                facts = await door.facts()
-                left = await door.list_resources({"dev.forge.managed": "bridge"})
-            store = state_root / "repositories" / "sample-project.git"
-            summarise(engine, facts, found, store)
-        if found["session"]["result"]["outcome"] != "succeeded" or left:
-            raise DemoError(f"not as it should be: {found['session']['result']}, left: {left}")
-        console.print(
-            f"[bold]left over[/]  nothing  [dim](all in {time.monotonic() - began:.1f} s)[/]"
-        )
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        if engine.private and not keep:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(testbed, "demo-engine", "down")
+        except TimeoutError as error:
+            raise DemoError(f"the attempt did not end within {DEADLINE_S} s") from error
+        endpoint = resolve_endpoint(None, {"DOCKER_HOST": engine.docker_host})
+        async with DockerEngine.connect(endpoint) as door:
+            facts = await door.facts()
+            left = await door.list_resources({"dev.forge.runner-id": runner["runnerId"]})
+        store = state_root / "repositories" / "sample-project.git"
+        summarise(engine, facts, found, store)
+    if found["session"]["result"]["outcome"] != "succeeded" or left:
+        names = ", ".join(resource.name for resource in left) or "nothing"
+        raise DemoError(f"not as it should be: {found['session']['result']}, left: {names}")
+
+
+async def until_signalled(keep: bool) -> bool:
+    """The demo; false when a signal ended it, and then too everything is taken down."""
+    finished = False
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch_signals, tasks.cancel_scope)
+        try:
+            await demo(keep)
+            finished = True
+        except DemoError:
+            if not tasks.cancel_scope.cancel_called:
+                raise  # else a child felt the same Ctrl-C
+        tasks.cancel_scope.cancel()
+    return finished
+
+
+async def watch_signals(scope: anyio.CancelScope) -> None:
+    """The first signal begins the end; more of them change nothing."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async for _ in signals:
+            if not scope.cancel_called:
+                console.print("· Interrupted: taking everything down")
+                scope.cancel()
 
 
 def main() -> int:
-    """Exit status 0 when everything was as it should be."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Exit status 0 when everything was as it should be, 130 when it was interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo",
+        description="The main job, end to end: an embedded hub, a bridge, a real sandbox.",
+    )
     parser.add_argument("--keep", action="store_true", help="leave the private engine running")
     options = parser.parse_args()
-    failures: list[str] = []
+    failures: list[BaseException] = []
+    finished = False
     try:
-        anyio.run(demo, options.keep)
+        finished = anyio.run(until_signalled, options.keep)
     except* DemoError as errors:
-        failures = [str(error) for error in errors.exceptions]
+        failures = list(leaves(errors))
     for failure in failures:
-        console.print(f"[red]✗[/] {escape(failure)}")
-    return 1 if failures else 0
+        console.print(f"[red]✗[/] {escape(str(failure))}", soft_wrap=True)
+    if failures:
+        return 1
+    return 0 if finished else 130
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    """The errors in groups of groups."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
+import pwd
 import shutil
 import sys
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def up(layout: Layout) -> dict[str, str]:
             say("Starting a private Docker engine")
             try:
                 engine.start()
-            except (BedError, OSError):
+            except BaseException:  # an interrupt too
                 engine.stop()
                 raise
         image = pack("tooling", packages, layout.cache)
@@ -65,11 +65,19 @@ def down(layout: Layout, *, purge: bool) -> None:
     """
     with layout.locked():
         engine = _engine(layout, Path("/"))
+        if engine.is_up():  # what a killed demo left must not come up with the next engine
+            engine.api.remove_containers_and_volumes()
         engine.stop()
         if purge:
             remove_tree(engine.data)
     with contextlib.suppress(OSError):  # the test bed is up
         layout.run.rmdir()
+
+
+def is_gone(layout: Layout, *, purge: bool) -> bool:
+    """Whether :func:`down` has nothing to do, and so needs no root."""
+    engine = _engine(layout, Path("/"))
+    return not engine.run.exists() and not (purge and engine.data.exists())
 
 
 def tooling_image(layout: Layout, socket_path: Path) -> str:
@@ -123,7 +131,7 @@ def _engine(layout: Layout, prefix: Path) -> RootfulEngine:
 def _binaries(packages: Packages) -> Path:
     if all(shutil.which(binary) for binary in BINARIES):
         return Path("/")
-    say("Docker is not installed here: using Debian's docker.io, unpacked in a folder of its own")
+    say("No Docker daemon is here: using Debian's docker.io, unpacked in a folder of its own")
     return packages.unpack_missing(["docker.io"])
 
 
@@ -140,10 +148,16 @@ def become_root(arguments: Sequence[str]) -> None:
         say("Starting a Docker engine needs root: using sudo")
         os.execvp(command[0], command)
     raise BedError(
-        "cannot start a Docker engine: that needs root. Either run, as root:"
-        f" {shlex.join(command[1:])} -- or install Docker with: apt-get install docker.io"
-        " -- and add this user to group docker"
+        "cannot start a Docker engine: that needs root. Either do the same as root, or let root run"
+        f" `apt-get install docker.io && usermod -aG docker {_user()}`, and log in again"
     )
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def _sudo_without_password() -> bool:

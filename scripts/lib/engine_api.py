@@ -84,6 +84,13 @@ class EngineApi:
         """Whether the engine holds this image (id, name or digest reference)."""
         return self.call("GET", f"/images/{quote(reference)}/json")[0] == 200
 
+    def remove_containers_and_volumes(self) -> None:
+        """Remove every one there is; what resists stays."""
+        for container in self.get("/containers/json", {"all": "1"}):
+            self.call("DELETE", f"/containers/{container['Id']}", {"force": "1", "v": "1"})
+        for volume in self.get("/volumes")["Volumes"] or []:
+            self.call("DELETE", f"/volumes/{quote(volume['Name'])}", {"force": "1"})
+
     def pull(self, reference: str) -> None:
         """Pull ``repository@sha256:…``.
 

@@ -19,7 +19,8 @@ from lib.layout import BedError, Layout, say
 def main(arguments: Sequence[str]) -> int:
     """Run one command.
 
-    :returns: exit status: 0 done, 1 a part could not be started or stopped, 2 wrong usage.
+    :returns: exit status: 0 done, 1 a part could not be started or stopped, 2 wrong usage,
+        130 interrupted.
     """
     options = _parser().parse_args(arguments)
     os.umask(0o022)  # the rootless engines' users must get to their files
@@ -29,6 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     except (BedError, OSError) as error:
         say(f"testbed: {error}")
         return 1
+    except KeyboardInterrupt:
+        say("testbed: interrupted")
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,6 +117,8 @@ def _env(bed: Bed, options: argparse.Namespace) -> int:
 
 
 def _demo_engine(bed: Bed, options: argparse.Namespace) -> int:
+    if options.action == "down" and demo_engine.is_gone(bed.layout, purge=options.purge):
+        return 0
     demo_engine.become_root(sys.argv)
     if options.action == "up":
         print(json.dumps(demo_engine.up(bed.layout)))

@@ -74,7 +74,9 @@ async def open_database(url: str) -> AsyncIterator[Database]:
     """
     engine = _engine(url)
     try:
-        with _translated("migrate"):
+        # An aiosqlite connection that is being opened goes on in its thread, whoever is cancelled.
+        is_file = engine.dialect.name == "sqlite"
+        with anyio.CancelScope(shield=is_file), _translated("migrate"):
             await _create_privately(engine)
             async with engine.execution_options(forge_begin="IMMEDIATE").begin() as connection:
                 await connection.run_sync(migrate)
