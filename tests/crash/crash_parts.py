@@ -100,6 +100,10 @@ class HubRig(Rig):
         }
         return super()._environment(**{**more, **quick})
 
+    def restart_hub(self) -> None:
+        """Again, where it was, with what its database holds."""
+        self.start_hub(port=int(self.url.rpartition(":")[2]))
+
 
 class CrashRig(Rig):
     """A runner at a hub that others use too; its bridge obeys orders of the test.
@@ -164,6 +168,12 @@ class CrashRig(Rig):
         self.wait_event(session_id, "agent.started")
         wait_for("the helper", lambda: _running(self, "helper"))
         wait_for("an empty outbox", lambda: not files(self, "outbox"))
+
+    def has_ended(self) -> bool:
+        return self.bridge.process.poll() is not None
+
+    def bridge_log(self) -> str:
+        return self.bridge.log.read_text()
 
     def status(self) -> BridgeStatus:
         found = read_status(self.state_root)
@@ -259,6 +269,13 @@ def closing_on_failure(rig: CrashRig) -> Iterator[None]:
     except BaseException:
         rig.close()
         raise
+
+
+def kill_agent(rig: Rig) -> None:
+    """End the agent's container behind the back of everybody."""
+    (agent,) = (name for name in rig.resources() if name.startswith("forge-agent-"))
+    status, answer = rig.engine.api.call("POST", f"/containers/{agent}/kill")
+    assert status == 204, answer
 
 
 def files(rig: Rig, *folders: str) -> list[str]:

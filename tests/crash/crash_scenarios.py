@@ -10,11 +10,11 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
-from crash_parts import AGENT, UNTIL_ENDED, CrashRig, Outcome, files
+from crash_parts import AGENT, UNTIL_ENDED, CrashRig, Outcome, files, kill_agent
 
 from rig import wait_for
 
-Scenario = Callable[["CrashRig", "Arm"], str]
+Scenario = Callable[[CrashRig, "Arm"], str]
 
 
 class Arm(Protocol):
@@ -41,9 +41,9 @@ def expires(rig: CrashRig, arm: Arm) -> str:
     """The decision gets lost, so no start comes, and the reservation runs out."""
     arm(lose="SubmitOfferDecision")
     session_id = rig.dispatch(*AGENT)
-    wait_for("a ledger", lambda: files(rig, "attempts") or _is_dead(rig))
+    wait_for("a ledger", lambda: files(rig, "attempts") or rig.has_ended())
     owed = ("attempts", "outbox")
-    wait_for("the end of the reservation", lambda: not files(rig, *owed) or _is_dead(rig))
+    wait_for("the end of the reservation", lambda: not files(rig, *owed) or rig.has_ended())
     rig.disarm()  # the hub offers it again, and that may go well
     return session_id
 
@@ -62,9 +62,7 @@ def replays(rig: CrashRig, arm: Arm) -> str:
     session_id = _running(rig)
     rig.hub.signal(signal.SIGSTOP)
     try:
-        (agent,) = (name for name in rig.resources() if name.startswith("forge-agent-"))
-        status, answer = rig.engine.api.call("POST", f"/containers/{agent}/kill")
-        assert status == 204, answer
+        kill_agent(rig)
         wait_for("the end of the attempt", lambda: not files(rig, "attempts"))
         rig.bridge.kill()
     finally:
