@@ -290,7 +290,9 @@ def _removed(attempt: Attempt, event: ResourcesRemoved, now: Now) -> tuple[Attem
     resists = any(r.outcome is RemovalOutcome.FAILED for r in resources)
     ready = Ready()
     # A pass that finds the same things resisting has no news: the ledger must not grow with it.
-    if resources and observed != attempt.resisting:
+    # The first one is reported even when nothing was there to remove: under an old fence a hub
+    # takes nothing else as the proof that nothing is left (protocol.md, Attempts and fences).
+    if observed != attempt.resisting or not attempt.reports:
         ready = recorded(*removal_records(attempt, event.trigger, resources, now))
         attempt = replace(attempt, reports=attempt.reports + 1)
     if resists:

@@ -191,6 +191,16 @@ def test_a_pass_without_news_does_not_make_the_ledger_grow() -> None:
 
 
 @pytest.mark.requirement("B-83")
+def test_a_teardown_that_found_nothing_is_reported_too() -> None:
+    """The result's second revision is stale at the hub once another fence was given out."""
+    attempt, (ready,) = run(in_phase(Phase.ENDING), ResourcesRemoved(CleanupTrigger.TEARDOWN, ()))
+    assert attempt.phase is Phase.ENDED
+    methods = [message.method for message in ready.messages]
+    assert methods.count("SubmitCleanupReport") == 1
+    assert methods.index("SubmitCleanupReport") < methods.index("SubmitDispatchResult")
+
+
+@pytest.mark.requirement("B-83")
 def test_reports_and_events_never_share_an_id() -> None:
     seen: set[str] = set()
     for attempt_id, fence in (("1", 11), ("11", 1), ("1", 1)):
