@@ -211,11 +211,11 @@ def lease_mac(
 class Deadlines:
     """Lease, hard wall and idle: the three ends that an attempt cannot talk itself out of.
 
-    :param received_ms: when ``init`` was received; what remained of the lease counts from here.
+    :param ready_ms: when ``ready`` was said, from where both sides count what init grants.
     :param started_ms: when the agent was started; hard wall and idle count from here.
     """
 
-    def __init__(self, init: Init, received_ms: int, started_ms: int) -> None:
+    def __init__(self, init: Init, ready_ms: int, started_ms: int) -> None:
         self._key = init.key
         self._attempt_id = init.attempt_id
         self._fence = init.fence
@@ -223,7 +223,7 @@ class Deadlines:
         self._idle_ms = init.idle_ms
         self._hard_wall_at_ms = started_ms + init.hard_wall_ms
         self._idle_at_ms = started_ms + init.idle_ms
-        self.lease_at_ms = min(received_ms + init.lease_ms, self._hard_wall_at_ms)
+        self.lease_at_ms = min(ready_ms + init.lease_ms, self._hard_wall_at_ms)
 
     def renew(self, frame: dict[str, object], now_ms: int) -> None:
         """Let the lease end ``ttlMs`` from now, never past the hard wall.
@@ -581,10 +581,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
     def run(self) -> int:
-        """Supervise to the end.
-
-        :returns: the exit status of the container.
-        """
+        """Supervise to the end; returns the exit status of the container."""
         self._outbox.control(type="ready", version=1, pid=os.getpid())
         self._write()
         while not self._finished():
@@ -702,7 +699,8 @@ class Supervisor:
 
     def _start(self, init: Init, now: int) -> None:
         self._grace_ms = init.grace_ms
-        if init.lease_ms == 0:
+        ready_ms = self._phase_ends_ms - INIT_WAIT_MS
+        if now >= ready_ms + init.lease_ms:  # init may have been held back on its way
             self._expire("lease", now)
             return
         self._outbox.logs = Logs(init.max_output_bytes)
@@ -710,7 +708,7 @@ class Supervisor:
             self._agent_pid, self._streams = spawn(init)
         self._children = True
         self._phase = Phase.RUNNING
-        self._deadlines = Deadlines(init, received_ms=now, started_ms=now_ms())
+        self._deadlines = Deadlines(init, ready_ms, started_ms=now_ms())
         self._outbox.control(type="started", pid=self._agent_pid)
 
     def _advance(self, now: int) -> None:

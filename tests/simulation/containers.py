@@ -173,14 +173,15 @@ class Pid1:
 
     def _start(self, init: real.Init, now: int) -> None:
         self._grace_ms = init.grace_ms
-        if init.lease_ms == 0:
+        ready_ms = self._phase_ends_ms - real.INIT_WAIT_MS
+        if now >= ready_ms + init.lease_ms:
             self._expire("lease", now)
             return
         self._plan = AgentPlan.from_argv(init.argv)
         self._secrets = init.env
         self._outbox.logs = real.Logs(init.max_output_bytes)
         self._phase = real.Phase.RUNNING
-        self._deadlines = real.Deadlines(init, received_ms=now, started_ms=now)
+        self._deadlines = real.Deadlines(init, ready_ms, started_ms=now)
         self._agent_ends_ms = now + int(self._plan.runs_s * 1000)
         if self._plan.prints_every_s:
             self._prints_at_ms = now + int(self._plan.prints_every_s * 1000)

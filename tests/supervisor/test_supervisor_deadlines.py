@@ -16,8 +16,8 @@ from forge_core.wire.lease_mac import lease_message, sign_lease
 from forge_supervisor.supervisor import Deadlines, Init, Refused, lease_mac
 
 
-def deadlines(received_ms: int = 0, started_ms: int = 0, **changes: Any) -> Deadlines:
-    return Deadlines(Init(init_frame(**changes)), received_ms, started_ms)
+def deadlines(ready_ms: int = 0, started_ms: int = 0, **changes: Any) -> Deadlines:
+    return Deadlines(Init(init_frame(**changes)), ready_ms, started_ms)
 
 
 @pytest.mark.requirement("B-70")
@@ -123,7 +123,7 @@ def test_a_brute_force_twin_agrees(renewals: list[tuple[int, int, int]]) -> None
 
 @pytest.mark.requirement("B-71")
 def test_the_first_deadline_names_the_end() -> None:
-    held = deadlines(received_ms=0, started_ms=50, leaseMs=1_000, hardWallMs=2_000, idleMs=600)
+    held = deadlines(ready_ms=0, started_ms=50, leaseMs=1_000, hardWallMs=2_000, idleMs=600)
     assert held.expired(649) is None
     assert held.expired(650) == "idle"
     held.saw_output(649)

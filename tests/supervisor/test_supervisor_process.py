@@ -232,6 +232,18 @@ def test_a_lease_that_is_over_starts_nothing(start: Start) -> None:
     assert [frame["type"] for frame in pid1.frames] == ["ready", "expired"]
 
 
+@pytest.mark.requirement("B-70", "B-71")
+def test_orders_that_were_held_back_start_nothing_once_their_lease_is_over(start: Start) -> None:
+    pid1 = start()
+    pid1.wait_for("ready")
+    heard_ms = now_ms()
+    while now_ms() <= heard_ms + 1:
+        pass
+    pid1.send(init_frame("true", leaseMs=1))
+    assert pid1.end() == 70
+    assert [frame["type"] for frame in pid1.frames] == ["ready", "expired"]
+
+
 @pytest.mark.requirement("B-71")
 def test_the_grace_is_there_to_be_used(start: Start) -> None:
     program = "trap 'sleep 0.2; echo tidy; exit 0' TERM; echo up; while :; do sleep 0.05; done"

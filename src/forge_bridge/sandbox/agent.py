@@ -73,6 +73,7 @@ class _Conversation:
         self._ended: ProcessEnded | None = None
         self._claimed: Deadline | None = None
         self._ready = False
+        self._ready_ms = 0
         self._has_orders = False
         self._started = anyio.Event()
         self._renewal: LeaseUpdate | None = None
@@ -185,7 +186,9 @@ class _Conversation:
             "fence": start.fence,
             "key": base64.b64encode(lease.key).decode(),
             "sequence": lease.sequence,
-            "leaseMs": max(0, lease.deadline_ms - context.runner.clock.now_ms()),
+            # From ``ready``, which PID 1 said before we heard it: however long these orders are
+            # on their way, through an engine that stands still, PID 1 counts no longer than we.
+            "leaseMs": max(0, lease.deadline_ms - self._ready_ms),
             "hardWallMs": lease.hard_wall_ms,
             "idleMs": lease.idle_ms,
             "graceMs": context.settings.kill_grace_ms,
@@ -241,8 +244,8 @@ class _Conversation:
     async def _handle(self, frame: Frame) -> None:
         run = self._context.run
         match frame:
-            case SupervisorReady():
-                self._ready = True
+            case SupervisorReady() if not self._ready:
+                self._ready, self._ready_ms = True, self._context.runner.clock.now_ms()
             case ProcessStarted():
                 self._started.set()
                 if run.state.lease is not None and run.state.lease.hard_wall_at_ms is None:
