@@ -106,7 +106,7 @@ class Runner:
 
     identity: Identity
     clock: Clock
-    engine: Engine | None
+    engine: Engine
     git: GitStore
     outbox: Outbox
     ledgers: Ledgers

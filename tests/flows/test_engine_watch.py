@@ -37,6 +37,14 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_flow, "ANSWER_MS", 200)
 
 
+def watch(bridge: Bridge, engine: MemoryEngine, look_again: engine_flow.LookAgain) -> None:
+    """As ``open_bridge`` does for an engine that it has locked."""
+    reaper = bridge.service.session.reaper
+    bridge.runner.tasks.start_soon(
+        engine_flow.watch, bridge.runner, engine, "memory", reaper, look_again
+    )
+
+
 async def rejection(bridge: Bridge) -> tuple[str | None, str | None]:
     offer = bridge.offer()
     bridge.hub.send("Offer", offer)
@@ -61,9 +69,7 @@ async def test_nothing_is_admitted_while_the_engine_is_away(tmp_path: Path, how:
             settings = settings_for(tmp_path, bridge.hub)
             return capabilities_of(settings, (Runtime.DOCKER,))
 
-        bridge.runner.tasks.start_soon(
-            engine_flow.watch, bridge.runner, engine, "memory", None, look_again
-        )
+        watch(bridge, engine, look_again)
         match how:
             case "unreachable":
                 engine.faults["facts"] = EngineUnreachable("nobody there")
@@ -95,9 +101,7 @@ async def test_an_engine_that_cannot_be_looked_at_stays_away(tmp_path: Path) -> 
                 raise EngineUnreachable("still starting")
             return capabilities_of(settings_for(tmp_path, bridge.hub), (Runtime.DOCKER,))
 
-        bridge.runner.tasks.start_soon(
-            engine_flow.watch, bridge.runner, engine, "memory", None, look_again
-        )
+        watch(bridge, engine, look_again)
         engine.faults["facts"] = EngineUnreachable("nobody there")
         await until(bridge, away=True)
         engine.faults.clear()

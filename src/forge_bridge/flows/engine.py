@@ -44,7 +44,7 @@ async def watch(
     runner: Runner,
     engine: Engine,
     engine_id: str,
-    reaper: Reaper | None,
+    reaper: Reaper,
     look_again: LookAgain,
 ) -> None:
     """For as long as the bridge runs.
@@ -86,7 +86,7 @@ def _stay_away(runner: Runner, why: str) -> None:
     runner.notify()
 
 
-async def _come_back(runner: Runner, reaper: Reaper | None, look_again: LookAgain) -> None:
+async def _come_back(runner: Runner, reaper: Reaper, look_again: LookAgain) -> None:
     try:
         runner.capabilities = await look_again()
     except ForgeError as error:
@@ -95,5 +95,4 @@ async def _come_back(runner: Runner, reaper: Reaper | None, look_again: LookAgai
     logger.warning("the Docker engine is back", was_away_because=runner.engine_away)
     runner.engine_away = None
     runner.notify()
-    if reaper is not None:
-        await reaper.run_pass(CleanupTrigger.PERIODIC)
+    await reaper.run_pass(CleanupTrigger.PERIODIC)

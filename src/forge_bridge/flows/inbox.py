@@ -67,7 +67,7 @@ class Inbox:
         runner: Runner,
         queues: Queues,
         legacy: LegacyDispatches,
-        reaper: Reaper | None,
+        reaper: Reaper,
     ) -> None:
         self._runner = runner
         self._queues = queues

@@ -210,9 +210,9 @@ def _as_fact(resource: EngineResource) -> Record:
     )
 
 
-async def handle_reap(runner: Runner, reaper: Reaper | None, reap: Reap) -> None:
+async def handle_reap(runner: Runner, reaper: Reaper, reap: Reap) -> None:
     """The scoped Reap action of Profile Settings; its outcome is durable (B-88)."""
-    if reaper is None or reap.runner_id != runner.identity.runner_id:
+    if reap.runner_id != runner.identity.runner_id:
         return
     outcome = await reaper.run_pass(CleanupTrigger.REAP_ACTION, reap.dispatch)
     answer = SubmitReapOutcome(

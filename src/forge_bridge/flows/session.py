@@ -70,7 +70,7 @@ class Session:
     connections: ConnectionFactory
     replay: Replay
     legacy: LegacyDispatches
-    reaper: Reaper | None = None
+    reaper: Reaper
     phase: ConnectionPhase = ConnectionPhase.DISCONNECTED
     last_error: str | None = None
     missed: dict[tuple[str, int], int] = field(default_factory=dict)
