@@ -18,8 +18,7 @@ from urllib.parse import quote
 
 from engines import Engine
 from forge_bridge.status import BridgeStatus, read_status
-from forge_core.resources import ResourceVector
-from rig import RUNNER_TOKEN, TRUST_DOMAIN, Daemon, Rig, git, wait_for
+from rig import RUNNER_TOKEN, TRUST_DOMAIN, Daemon, Rig, wait_for
 
 PROGRAM = Path(__file__).with_name("bridge_at_fault.py")
 AGENT = ("sh", "-c", "echo begun; echo changed > VERSION")
@@ -27,8 +26,6 @@ UNTIL_ENDED = ("sh", "-c", "echo begun; exec sleep 600")
 LABEL = "dev.forge."
 DIES_WITHIN_S = 60.0
 OFFER_TTL_MS = 3_000
-OWED = ("attempts", "outbox", "cleanup-reports")
-REFUSED = ("outbox/rejected", "cleanup-reports/rejected")
 
 Outcome = tuple[str, str | None]
 """``outcome`` and ``failureCode`` of a result."""
@@ -170,6 +167,7 @@ class CrashRig(Rig):
         wait_for("an empty outbox", lambda: not files(self, "outbox"))
 
     def has_ended(self) -> bool:
+        """Whether no bridge runs."""
         return self.bridge.process.poll() is not None
 
     def bridge_log(self) -> str:
@@ -183,7 +181,7 @@ class CrashRig(Rig):
     def evidence(self, session_id: str) -> Evidence:
         """Read all three places by other doors than the bridge's own."""
         known = (d for d in self.dispatches(session_id) if d["result"])
-        outcomes = {d["fence"]: _outcome(d["result"]) for d in known}
+        outcomes = {d["fence"]: outcome_of(d["result"]) for d in known}
         started: set[int] = set()
         created = set(self.resources(f"{LABEL}project-id=project"))
         for line in _json_lines(self.state_root / "attempts", "*.ledger"):
@@ -195,10 +193,10 @@ class CrashRig(Rig):
                 case "fact", data:
                     created.add(data["name"])
                 case "result", data:
-                    outcomes[fence] = _outcome(data)
+                    outcomes[fence] = outcome_of(data)
         for message in _json_lines(self.state_root / "outbox", "*.json"):
             if message["method"] == "SubmitDispatchResult":
-                outcomes[message["payload"]["fence"]] = _outcome(message["payload"])
+                outcomes[message["payload"]["fence"]] = outcome_of(message["payload"])
         return Evidence(outcomes, frozenset(started), frozenset(created))
 
     def dispatches(self, session_id: str) -> list[dict[str, Any]]:
@@ -284,105 +282,6 @@ def files(rig: Rig, *folders: str) -> list[str]:
     return sorted(str(path.relative_to(rig.state_root)) for path in found if path.is_file())
 
 
-def verify_recovered(
-    rig: CrashRig, session_id: str, evidence: Evidence, after: Outcome = DONE
-) -> None:
-    """Everything that must be true once the bridge is online again.
-
-    :param after: how the session ends if the hub had to dispatch it again.
-    """
-    wait_for(f"the end of {session_id}", lambda: _is_over(rig, session_id))
-    wait_for("nothing to be owed", lambda: not files(rig, *OWED))
-    assert rig.resources() == []
-    _verify_outcomes(rig, session_id, evidence, after)
-    _verify_starts(rig, session_id)
-    _verify_reports(rig, session_id, evidence)
-    _verify_capacity(rig)
-    _verify_refused(rig, session_id)
-    rig.is_fit = True
-
-
-def _verify_outcomes(rig: CrashRig, session_id: str, evidence: Evidence, after: Outcome) -> None:
-    """One outcome a dispatch: the one that was durable, else that the bridge had stopped."""
-    dispatches = rig.dispatches(session_id)
-    for number, dispatch in enumerate(dispatches, 1):
-        assert dispatch["fence"] == number
-        if dispatch["result"] is None:
-            assert dispatch["endReason"] == "offer_expired"
-            assert number < len(dispatches)
-            assert number not in evidence.started
-        elif number in evidence.outcomes:
-            assert _outcome(dispatch["result"]) == evidence.outcomes[number]
-        else:
-            assert _outcome(dispatch["result"]) == (STOPPED if number == 1 else after)
-    session = rig.get(f"/sessions/{session_id}")
-    assert (session["state"], session["failureCode"]) == _outcome(dispatches[-1]["result"])
-    commit = dispatches[-1]["result"].get("resultCommit")
-    assert (commit is not None) == (session["state"] == "succeeded")
-    if commit is not None:
-        store = rig.state_root / "repositories" / "sample.git"
-        assert git(store, "rev-parse", f"{commit}^@") == rig.commit
-
-
-def _verify_starts(rig: CrashRig, session_id: str) -> None:
-    """No fence has two agents: by the engine's events, and by what the hub was told."""
-    (attempt,) = rig.get(f"/sessions/{session_id}")["attempts"]
-    counts = rig.starts.of(attempt["attemptId"])
-    assert all(count == 1 for count in counts.values()), counts
-    found = rig.diagnostics(session_id)
-    told = Counter(e["fence"] for e in found["timeline"] if e["type"] == "agent.started")
-    assert all(count == 1 for count in told.values()), told
-    assert told.keys() <= counts.keys()
-    assert found["logTail"].count("begun") <= len(counts)
-    for fence in told:
-        events = [e["sequence"] for e in found["timeline"] if e["fence"] == fence]
-        assert sorted(events) == list(range(1, len(events) + 1)), "the timeline has holes"
-
-
-def _verify_reports(rig: CrashRig, session_id: str, evidence: Evidence) -> None:
-    """Each resource is in exactly one report at the hub, and none of them resisted."""
-    reports = rig.diagnostics(session_id)["cleanupReports"]
-    assert all(report["complete"] for report in reports)
-    items = [item for report in reports for item in report["resources"]]
-    assert {item["outcome"] for item in items} <= {"removed", "absent"}
-    named = Counter(item["name"] for item in items)
-    assert all(count == 1 for count in named.values()), named
-    assert evidence.created <= named.keys(), f"not reported: {evidence.created - named.keys()}"
-
-
-def _verify_capacity(rig: CrashRig) -> None:
-    """Whole again: as the bridge sees it, and as the hub was told."""
-
-    def is_whole() -> bool:
-        status = rig.status()
-        told = rig.get(f"/runners/{rig.runner_id}")
-        return (
-            status.used_resources == ResourceVector()
-            and not any(told["usedResources"].values())
-            and status.degraded_reservation_count == told["degradedReservationCount"] == 0
-            and status.pending_reports == told["pendingReports"] == 0
-            and told["runnerInstanceId"] == status.runner_instance_id
-        )
-
-    wait_for("the capacity to be whole", is_whole)
-
-
-def _verify_refused(rig: CrashRig, session_id: str) -> None:
-    """The hub refuses only what came under a fence that it had superseded meanwhile."""
-    last = rig.dispatches(session_id)[-1]["fence"]
-    for name in files(rig, *REFUSED):
-        path = rig.state_root / name
-        message = json.loads(path.read_text())
-        assert message["rejection"]["reason"] == "stale_fence", message
-        assert message["payload"]["fence"] < last
-        path.unlink()
-
-
-def _is_over(rig: CrashRig, session_id: str) -> bool:
-    session = rig.get(f"/sessions/{session_id}")
-    return bool(session["endedAt"]) and session["cleanup"] != "pending"
-
-
 def _running(rig: CrashRig, role: str) -> bool:
     names = [name for name in rig.resources() if name.startswith(f"forge-{role}-")]
     return bool(names) and bool(
@@ -390,7 +289,7 @@ def _running(rig: CrashRig, role: str) -> bool:
     )
 
 
-def _outcome(result: Mapping[str, Any]) -> Outcome:
+def outcome_of(result: Mapping[str, Any]) -> Outcome:
     return result["outcome"], result.get("failureCode")
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import crash_points
 import pytest
-from crash_parts import CrashRig, Evidence, Fleet, verify_recovered
+from crash_checks import verify_recovered
+from crash_parts import CrashRig, Evidence, Fleet
 from crash_points import Point
 from crash_scenarios import OUTCOMES, SCENARIOS
 

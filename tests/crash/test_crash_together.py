@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from crash_checks import verify_recovered
 from crash_parts import (
     DONE,
     UNTIL_ENDED,
@@ -19,7 +20,6 @@ from crash_parts import (
     HubRig,
     files,
     kill_agent,
-    verify_recovered,
 )
 
 from engines import Engine

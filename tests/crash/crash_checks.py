@@ -1,0 +1,114 @@
+"""What must be true once a bridge that was killed is online again."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from crash_parts import DONE, STOPPED, CrashRig, Evidence, Outcome, files, outcome_of
+
+from forge_core.resources import ResourceVector
+from rig import git, wait_for
+
+OWED = ("attempts", "outbox", "cleanup-reports")
+REFUSED = ("outbox/rejected", "cleanup-reports/rejected")
+
+
+def verify_recovered(
+    rig: CrashRig, session_id: str, evidence: Evidence, after: Outcome = DONE
+) -> None:
+    """Everything that must be true once the bridge is online again.
+
+    :param after: how the session ends if the hub had to dispatch it again.
+    """
+    wait_for(f"the end of {session_id}", lambda: _is_over(rig, session_id))
+    wait_for("nothing to be owed", lambda: not files(rig, *OWED))
+    assert rig.resources() == []
+    _verify_outcomes(rig, session_id, evidence, after)
+    _verify_starts(rig, session_id)
+    _verify_reports(rig, session_id, evidence)
+    _verify_capacity(rig)
+    _verify_refused(rig, session_id)
+    rig.is_fit = True
+
+
+def _verify_outcomes(rig: CrashRig, session_id: str, evidence: Evidence, after: Outcome) -> None:
+    """One outcome a dispatch: the one that was durable, else that the bridge had stopped."""
+    dispatches = rig.dispatches(session_id)
+    for number, dispatch in enumerate(dispatches, 1):
+        assert dispatch["fence"] == number
+        if dispatch["result"] is None:
+            assert dispatch["endReason"] == "offer_expired"
+            assert number < len(dispatches)
+            assert number not in evidence.started
+        elif number in evidence.outcomes:
+            assert outcome_of(dispatch["result"]) == evidence.outcomes[number]
+        else:
+            assert outcome_of(dispatch["result"]) == (STOPPED if number == 1 else after)
+    session = rig.get(f"/sessions/{session_id}")
+    assert (session["state"], session["failureCode"]) == outcome_of(dispatches[-1]["result"])
+    commit = dispatches[-1]["result"].get("resultCommit")
+    assert (commit is not None) == (session["state"] == "succeeded")
+    if commit is not None:
+        store = rig.state_root / "repositories" / "sample.git"
+        assert git(store, "rev-parse", f"{commit}^@") == rig.commit
+
+
+def _verify_starts(rig: CrashRig, session_id: str) -> None:
+    """No fence has two agents: by the engine's events, and by what the hub was told."""
+    (attempt,) = rig.get(f"/sessions/{session_id}")["attempts"]
+    counts = rig.starts.of(attempt["attemptId"])
+    assert all(count == 1 for count in counts.values()), counts
+    found = rig.diagnostics(session_id)
+    told = Counter(e["fence"] for e in found["timeline"] if e["type"] == "agent.started")
+    assert all(count == 1 for count in told.values()), told
+    assert told.keys() <= counts.keys()
+    assert found["logTail"].count("begun") <= len(counts)
+    for dispatch in attempt["dispatches"]:
+        if dispatch["result"] is not None:
+            events = [e["sequence"] for e in found["timeline"] if e["fence"] == dispatch["fence"]]
+            assert sorted(events) == list(range(1, len(events) + 1)), "the timeline has holes"
+
+
+def _verify_reports(rig: CrashRig, session_id: str, evidence: Evidence) -> None:
+    """Each resource is in exactly one report at the hub, and none of them resisted."""
+    reports = rig.diagnostics(session_id)["cleanupReports"]
+    assert all(report["complete"] for report in reports)
+    items = [item for report in reports for item in report["resources"]]
+    assert {item["outcome"] for item in items} <= {"removed", "absent"}
+    named = Counter(item["name"] for item in items)
+    assert all(count == 1 for count in named.values()), named
+    assert evidence.created <= named.keys(), f"not reported: {evidence.created - named.keys()}"
+
+
+def _verify_capacity(rig: CrashRig) -> None:
+    """Whole again: as the bridge sees it, and as the hub was told."""
+
+    def is_whole() -> bool:
+        status = rig.status()
+        told = rig.get(f"/runners/{rig.runner_id}")
+        return (
+            status.used_resources == ResourceVector()
+            and not any(told["usedResources"].values())
+            and status.degraded_reservation_count == told["degradedReservationCount"] == 0
+            and status.pending_reports == told["pendingReports"] == 0
+            and told["runnerInstanceId"] == status.runner_instance_id
+        )
+
+    wait_for("the capacity to be whole", is_whole)
+
+
+def _verify_refused(rig: CrashRig, session_id: str) -> None:
+    """The hub refuses only what came under a fence that it had superseded meanwhile."""
+    last = rig.dispatches(session_id)[-1]["fence"]
+    for name in files(rig, *REFUSED):
+        path = rig.state_root / name
+        message = json.loads(path.read_text())
+        assert message["rejection"]["reason"] == "stale_fence", message
+        assert message["payload"]["fence"] < last
+        path.unlink()
+
+
+def _is_over(rig: CrashRig, session_id: str) -> bool:
+    session = rig.get(f"/sessions/{session_id}")
+    return bool(session["endedAt"]) and session["cleanup"] != "pending"
