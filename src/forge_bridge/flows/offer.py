@@ -80,7 +80,7 @@ async def handle_offer(
     if not known and runner.clock.now_ms() >= expires_at_ms:
         verdict = refused(RejectionCode.EXPIRED, "it had run out before it could be looked at")
     else:
-        await _supersede(runner, offer)
+        await supersede(runner, offer.attempt_id, offer.fence)
         verdict = runner.admission.decide(offer, runner.facts(), received_ms)
         if verdict.accepted and not known and key in runner.admission.reservations:
             verdict = await _open_ledger(runner, offer, verdict)
@@ -151,11 +151,12 @@ async def watch_reservations(runner: Runner) -> None:
         await until(clock, next_ms, changed)
 
 
-async def _supersede(runner: Runner, offer: Offer) -> None:
-    for key in runner.admission.superseded_by(offer.attempt_id, offer.fence):
+async def supersede(runner: Runner, attempt_id: str, fence: int) -> None:
+    """End what runs under lower fences of this attempt."""
+    for key in runner.admission.superseded_by(attempt_id, fence):
         run = runner.attempts.get(key)
         if run is not None:
-            await run.end(FailureCode.SUPERSEDED, f"fence {offer.fence} was offered")
+            await run.end(FailureCode.SUPERSEDED, f"fence {fence} has come")
 
 
 async def _open_ledger(runner: Runner, offer: Offer, verdict: Verdict) -> Verdict:

@@ -8,6 +8,7 @@ import anyio
 import structlog
 
 from forge_bridge.attempt_run import AttemptRun
+from forge_bridge.flows.offer import supersede
 from forge_bridge.flows.teardown import tear_down
 from forge_bridge.groups import first_error
 from forge_bridge.runner import Runner
@@ -51,6 +52,7 @@ async def handle_start(runner: Runner, start: Start, received_ms: int) -> None:
     if run is None:
         # What was held here has ended with a result of its own, which nothing may contradict.
         if not runner.admission.was_held(key):
+            await supersede(runner, *key)
             await _answer_too_late(runner, start)
         return
     if run.state.phase is not Phase.RESERVED:
