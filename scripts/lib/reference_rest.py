@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -25,17 +26,35 @@ schema at `/api/v1/openapi.json` and a page to try it at `/docs`.
 
 ```
 curl -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" -d '{
-  "projectId": "demo", "trustDomainId": "local", "repository": "sample",
+  "projectId": "demo", "trustDomainId": "local", "policy": "sandbox_preferred",
+  "repository": "sample",
   "inputCommit": "0123456789abcdef0123456789abcdef01234567", "branch": "main",
-  "agent": {"provider": "commands", "argv": ["make", "test"]}
+  "agent": {"provider": "command", "argv": ["make", "test"]}
 }' http://127.0.0.1:8080/api/v1/sessions
-```"""
+```
+
+A session that stays `queued` says in its `refusals` why no runner takes it. The
+[first attempt](../tutorial/first-attempt.md) shows all of it, step by step."""
 _PROBLEMS = """\
 ## Errors
 
 Every error is `application/problem+json` (RFC 9457): `title`, `status`, `detail` for people,
 `code` for programs and, for a request that cannot be read, `fields`: what is wrong with each.
 Values are never repeated. 503 comes with `Retry-After`."""
+_EVENTS = """\
+## The event stream
+
+| `event:` | `data:` |
+| --- | --- |
+| `event`, `log`, `deadline` | `SubmitDispatchEvent`, as [the wire](wire.md) describes it |
+| `state` | `{"state": …}`, a state of the session |
+| `result` | `SubmitDispatchResult` |
+| `cleanup` | `SubmitCleanupReport` |
+
+An `event` from before the request comes as an [EventView](#eventview) instead. Only `event` is
+kept, and has an `id:`. To resume, send the last one seen as `Last-Event-ID`. The stream ends with
+the proof of the cleanup; what the runner tells after it, such as `teardown.finished`, is in the
+diagnostics."""
 
 
 def rest_page() -> str:
@@ -46,6 +65,7 @@ def rest_page() -> str:
         _INTRODUCTION,
         "## Endpoints",
         *_endpoints(document["paths"]),
+        _EVENTS,
         _PROBLEMS,
         "## Objects",
         *_objects(document),
@@ -92,9 +112,20 @@ def _objects(document: Schema) -> Iterator[str]:
         about, notes = _docstring(schema.get("description"))
         rows = []
         for field, part in schema.get("properties", {}).items():
-            words = ["" if field in required else "optional", notes.get(code(field), "")]
+            words = ["" if field in required else _optional(part), notes.get(code(field), "")]
             rows.append((code(field), _type(part), "; ".join(word for word in words if word)))
         yield "\n\n".join([f"### {name}", about, table(("property", "type", ""), rows)])
+
+
+def _optional(part: Schema) -> str:
+    default = part.get("default")
+    return "optional" if default in (None, [], {}) else f"optional, default {code(_shown(default))}"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, dict):
+        default = {name: value for name, value in default.items() if value not in (0, [], None)}
+    return default if isinstance(default, str) else json.dumps(default)
 
 
 def _docstring(text: str | None) -> tuple[str, dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -9,6 +10,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from forge_core.admission import DEFAULT_REQUEST
 from forge_core.wire.base import (
     COMMIT_PATTERN,
     ID_PATTERN,
@@ -19,6 +21,7 @@ from forge_core.wire.base import (
 from forge_core.wire.events import PAYLOADS
 from forge_core.wire.from_bridge import HUB_METHODS
 from forge_core.wire.from_hub import CLIENT_TARGETS
+from forge_core.wire.lease_mac import lease_message, sign_lease
 from forge_core.wire.limits import MAX_INBOUND_BYTES, MAX_MESSAGE_BYTES
 
 from .reference_markdown import code, page, prose, table
@@ -47,12 +50,74 @@ has the same as JSON Schema, [codes.md](codes.md) the closed lists.
 - The bridge sends no message over {MAX_MESSAGE_BYTES} bytes, because an ASP.NET Core hub drops
   the connection above 32 KiB, and takes none over {MAX_INBOUND_BYTES}."""
 
+_KEY = bytes(range(32))
+_MESSAGE = lease_message("att-1", 7, 3, 60_000, "2026-11-29T14:00:00.000Z")
+_DEFAULTS = (
+    f"{DEFAULT_REQUEST.pids} processes, {DEFAULT_REQUEST.memory_bytes >> 30} GiB"
+    f" and {DEFAULT_REQUEST.cpu_millis} `cpuMillis`"
+)
+_CONVERSATION = f"""\
+## A conversation
+
+The bridge connects with `Authorization: Bearer TOKEN` on negotiate and upgrade, and again after
+every loss. *Call* is an invocation that waits for its completion; *send* is one without an id.
+
+```
+bridge                                              hub
+  call RegisterRunner           ──▶                   a connection before it counts no more
+                                ◀──  RegisterAck      how often to send heartbeats
+  call ReadAttemptSnapshot 1…n  ──▶                   what it believes is on this instance
+                                ◀──  SnapshotAck
+  call Heartbeat                ──▶                   from here on it may offer
+                                ◀──  send Offer       one offer id, attempt and fence
+  call SubmitOfferDecision      ──▶                   accepted, or rejected and why
+                                ◀──  send Start       at once: the reservation ends with the offer
+  call SubmitDispatchEvent …    ──▶
+                                ◀──  send LeaseUpdate   every third of the ttl
+  call SubmitDispatchResult     ──▶                   revision 1: the outcome; cleanup pending
+  call SubmitCleanupReport      ──▶                   what was removed
+  call SubmitDispatchResult     ──▶                   revision 2: the same, cleanup complete
+```
+
+- *Fence*: the number of the dispatch within its attempt. Each further dispatch of an attempt has a
+  higher one; the bridge ends what runs under a lower one, with `superseded`.
+- Messages answered with [ReplayAck](#replayack), but for `log` and `deadline`, are on the runner's
+  disk until one comes, and are sent again after each connect: a hub sees some of them twice.
+  Answer `persisted` only when they are on your disk. `rejected` sets the message aside for good; an
+  error of the call does not.
+- What an offer's `resources` leave out or at 0 is taken for {_DEFAULTS}.
+- Cleanup and result do not wait for each other: a report may come before the revision 2, or after.
+- An attempt that two snapshots in a row do not list, the bridge ends. What one lists and the bridge
+  does not know, it answers with the result `bridge_stopped`.
+- Not accepted (`"accepted": false`) has a `reason`, a word for programs, and a `detail` for people.
+  After a refused `RegisterRunner` the bridge waits its longest pause and tries again.
+- Ids of offers, attempts, sessions and requests are the hub's; instance ids are the bridge's, new
+  at each start of it. `Offer`, `Start` and `Reap` name the instance they are meant for;
+  another one ignores them.
+
+## The lease
+
+`Start` brings the first lease: `key` is base64 of 32 random bytes, made for this dispatch alone;
+`ttlMs` runs from its receipt. Each `LeaseUpdate` has a higher `sequence` than the one before, and
+restarts the ttl, never past `hardWallMs`. A lease that has run out is not revived.
+
+`mac` is base64 of HMAC-SHA256 under the key over these six lines, joined by one line feed, without
+one at the end: `forge-lease-v1`, `attemptId`, `fence`, `sequence`, `ttlMs` (integers in decimal),
+and `issuedAt` exactly as it is sent. To try it:
+
+| | |
+| --- | --- |
+| key | the bytes 0 to 31: `{base64.b64encode(_KEY).decode()}` |
+| message | `{_MESSAGE.decode().replace(chr(10), chr(92) + "n")}` |
+| `mac` | `{sign_lease(_KEY, _MESSAGE)}` |"""
+
 
 def wire_page() -> str:
     """The page for people."""
     return page(
         "The wire",
         _INTRODUCTION,
+        _CONVERSATION,
         "## Bridge → hub",
         *_hub_methods(),
         "## Hub → bridge",

@@ -151,7 +151,7 @@ class RunnerState(StrEnum):
 
 
 class ReservationState(StrEnum):
-    """The states of capacity held for an attempt (lifecycle.md, Reservation)."""
+    """The states of capacity held for an attempt."""
 
     RESERVED = "reserved"
     STARTING = "starting"
@@ -202,7 +202,7 @@ class ReapScope(StrEnum):
 
 
 class Stage(StrEnum):
-    """The stages of an attempt, in order (lifecycle.md, Attempt)."""
+    """The stages of an attempt, in order."""
 
     PREPARE = "prepare"
     IMAGE = "image"

@@ -30,6 +30,7 @@ _STRICT = ConfigDict({**WIRE_CONFIG, "extra": "forbid"})
 class NewSession(AttemptInput):
     """What a person asks for: the input of its attempts, and how to dispatch them.
 
+    :ivar resources: what is left out or at 0 is 256 processes, 1 GiB and 1000 `cpuMillis`.
     :ivar runner_id: the only runner that may take it.
     :ivar retries: how often it is dispatched again when a runner was lost, not when work failed.
     """
