@@ -27,7 +27,7 @@ FLUSH_MS: Final = 2_000
 class _Chunk:
     stream: OutputStream
     pieces: list[str]
-    size: int
+    size_bytes: int
     dropped_bytes: int
 
 
@@ -57,14 +57,14 @@ class LogStream:
         for stream, masking in self._streams.items():
             self._queue(stream, masking.end())
             if self._dropped_bytes[stream]:
-                self._append(stream, "")
+                self._append(stream, "", 0)
 
     async def send(self) -> None:
         """Send what is queued until cancelled; what cannot be sent now is dropped, not kept."""
         while True:
             while self._waiting:
                 chunk = self._waiting.popleft()
-                self._waiting_bytes -= chunk.size + CHUNK_BYTES
+                self._waiting_bytes -= chunk.size_bytes + CHUNK_BYTES
                 await self._send(chunk)
             self._drained.set()
             self._arrived = anyio.Event()
@@ -99,28 +99,29 @@ class LogStream:
     def _queue(self, stream: OutputStream, text: str) -> None:
         if not text:
             return
-        if self._waiting_bytes + len(text) + CHUNK_BYTES > BUFFER_BYTES:
-            self._dropped_bytes[stream] += len(text.encode())
+        size_bytes = len(text.encode())
+        if self._waiting_bytes + size_bytes + CHUNK_BYTES > BUFFER_BYTES:
+            self._dropped_bytes[stream] += size_bytes
             return
         last = self._waiting[-1] if self._waiting else None
         if (
             last is not None
             and last.stream is stream
-            and last.size + len(text) <= MAX_LOG_TEXT_BYTES
+            and last.size_bytes + size_bytes <= MAX_LOG_TEXT_BYTES
             and not self._dropped_bytes[stream]
         ):
             last.pieces.append(text)
             if len(last.pieces) >= JOINED_PIECES:
                 last.pieces = ["".join(last.pieces)]
-            last.size += len(text)
-            self._waiting_bytes += len(text)
+            last.size_bytes += size_bytes
+            self._waiting_bytes += size_bytes
         else:
-            self._append(stream, text)
+            self._append(stream, text, size_bytes)
 
-    def _append(self, stream: OutputStream, text: str) -> None:
+    def _append(self, stream: OutputStream, text: str, size_bytes: int) -> None:
         dropped, self._dropped_bytes[stream] = self._dropped_bytes[stream], 0
-        self._waiting.append(_Chunk(stream, [text], len(text), dropped))
-        self._waiting_bytes += len(text) + CHUNK_BYTES
+        self._waiting.append(_Chunk(stream, [text], size_bytes, dropped))
+        self._waiting_bytes += size_bytes + CHUNK_BYTES
         if self._drained.is_set():
             self._drained = anyio.Event()
         self._arrived.set()

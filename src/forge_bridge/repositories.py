@@ -27,6 +27,9 @@ logger = structlog.get_logger(__name__)
 REGISTRY_FILE: Final = "repositories.json"
 LOCK_FILE: Final = "repositories.lock"
 MAX_REPOSITORIES: Final = 1000
+MAX_NAMES_BYTES: Final = 20_000
+"""All names together: each registration with the hub lists them (protocol.md, Size)."""
+
 MAX_REGISTRY_BYTES: Final = 4_194_304
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -81,6 +84,13 @@ def add_repository(state_root: Path, name: str, path: Path) -> bool:
         if len(known) >= MAX_REPOSITORIES:
             raise RefusedError(
                 f"cannot add {name}: there are {MAX_REPOSITORIES} repositories, the most",
+                code="repositories_full",
+                field="name",
+            )
+        if sum(len(other) + len('"",') for other in (*known, name)) > MAX_NAMES_BYTES:
+            raise RefusedError(
+                f"cannot add {name}: with it the names of all repositories have more than "
+                f"{MAX_NAMES_BYTES} bytes, too many to tell the hub; choose shorter ones",
                 code="repositories_full",
                 field="name",
             )

@@ -38,6 +38,7 @@ _ABSENT: Final = (
     "Devices",
     "ExtraHosts",
     "GroupAdd",
+    "Init",
     "Links",
     "OomKillDisable",
     "PidMode",
@@ -78,6 +79,9 @@ def _config_faults(request: Mapping[str, Any], inspected: Mapping[str, Any]) -> 
     faults = [
         _fault(key, request[key], got.get(key)) for key in keys if got.get(key) != request[key]
     ]
+    check = (got.get("Healthcheck") or {}).get("Test")
+    if check != request["Healthcheck"]["Test"]:
+        faults.append(_fault("Healthcheck", request["Healthcheck"]["Test"], check))
     if got.get("Cmd"):
         faults.append(_fault("Cmd", "none", got["Cmd"]))
     if bool(got.get("NetworkDisabled")) != request["NetworkDisabled"]:

@@ -18,6 +18,7 @@ from forge_bridge.repositories import (
     require_repository,
 )
 from forge_core.errors import RefusedError
+from forge_core.wire.limits import MAX_MESSAGE_BYTES, measured_size_bytes
 
 pytestmark = pytest.mark.requirement("B-40")
 
@@ -64,6 +65,25 @@ def test_clones_bare_repositories_and_work_trees_are_served(
         "tree": tmp_path / "tree",
     }
     assert (state_root / REGISTRY_FILE).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("length", [8, 128])
+def test_all_names_together_fit_into_one_registration(
+    clone: Path, state_root: Path, length: int
+) -> None:
+    several = {f"{n:0{length}}": str(clone) for n in range(150 if length == 128 else 1_000)}
+    registry = {"version": 1, "repositories": several}
+    (state_root / REGISTRY_FILE).write_text(json.dumps(registry))
+    for n in range(2 if length == 128 else 0):
+        assert add_repository(state_root, f"y{n}".ljust(length, "y"), clone)
+    with pytest.raises(RefusedError) as refused:
+        add_repository(state_root, "z" * length, clone)
+    assert refused.value.code == "repositories_full"
+    names = tuple(list_repositories(state_root))
+    assert len(names) >= len(several)
+    room_for_all_else_bytes = 8_000
+    used_bytes = measured_size_bytes({"repositories": list(names)})
+    assert used_bytes < MAX_MESSAGE_BYTES - room_for_all_else_bytes
 
 
 def test_adding_and_removing_twice_changes_nothing(clone: Path, state_root: Path) -> None:
