@@ -72,7 +72,7 @@ def undrain(context: typer.Context, settings_file: SettingsFile = None) -> None:
     from forge_bridge.state_root import drain as state
 
     changed = state.undrain(writable_state_root(context, settings_file))
-    say("taking work again" if changed else "was not drained")
+    say("taking work again" if changed else "was not drained by this host")
 
 
 def _wait(root: Path, deadline_s: float | None) -> BridgeStatus | None:

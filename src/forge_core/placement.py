@@ -132,8 +132,10 @@ def _absence(candidate: Candidate) -> _Reason | None:
         return Absence.NOT_READY, "it has not sent a heartbeat since it registered"
     if candidate.state is RunnerState.STOPPING:
         return RejectionCode.STOPPING, "it is stopping"
-    if candidate.settings.draining or candidate.state is RunnerState.DRAINING:
+    if candidate.settings.draining:
         return RejectionCode.DRAINING, "it is draining; resume it to let it take attempts"
+    if candidate.state is RunnerState.DRAINING:
+        return RejectionCode.DRAINING, "its host drains it; run `forge-bridge undrain` there"
     return None
 
 

@@ -128,7 +128,7 @@ def _broken(what: str, error: BaseException) -> ForgeError:
         if isinstance(cause, (FileNotFoundError, ConnectionRefusedError)):
             return EngineUnreachable(
                 f"cannot {what}: nothing listens at the engine's endpoint ({cause}); start it: "
-                "systemctl --user start docker"
+                "systemctl --user start docker, or without --user where it is the system's"
             )
     if "timed out" in str(error):
         return timed_out(what)

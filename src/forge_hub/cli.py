@@ -15,7 +15,7 @@ import anyio
 import structlog
 import typer
 
-from forge_core.errors import ForgeError
+from forge_core.errors import ForgeError, RefusedError
 from forge_hub.principals import ApiPrincipal, Principal, RunnerPrincipal
 from forge_hub.server import running_hub
 from forge_hub.settings import HubSettings, load_settings
@@ -25,7 +25,9 @@ app = typer.Typer(
     name="forge-hub",
     help="The reference hub: dispatches sessions to runners and keeps what became of them.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 token_app = typer.Typer(help="Bearer tokens of people, programs and runners.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
@@ -74,10 +76,23 @@ def create_token(
         )
     token = new_token()
     line = token_line(principal, token)
-    parse_token_file(line)
-    descriptor = os.open(token_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    try:
+        parse_token_file(line)
+    except RefusedError as error:
+        raise RefusedError(
+            "cannot make the token: a name is one word, a runner's id and trust domain are * or at"
+            " most 128 letters, digits, - and _",
+            code="invalid_name",
+        ) from error
+    try:
+        descriptor = os.open(token_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        raise RefusedError(
+            f"cannot write the token file {token_file}: {error.strerror}; name another",
+            code="invalid_token_file",
+        ) from error
     typer.echo(token)
 
 

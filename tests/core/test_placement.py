@@ -75,7 +75,7 @@ WILLING = replace(HOST_ONLY, settings=RunnerSettings(draining=False, host_fallba
         (replace(FIT, connected=False), Absence.OFFLINE, "not connected"),
         (replace(FIT, ready=False), Absence.NOT_READY, "heartbeat"),
         (replace(FIT, state=RunnerState.STOPPING), RejectionCode.STOPPING, "stopping"),
-        (replace(FIT, state=RunnerState.DRAINING), RejectionCode.DRAINING, "resume"),
+        (replace(FIT, state=RunnerState.DRAINING), RejectionCode.DRAINING, "forge-bridge undrain"),
         (
             replace(FIT, settings=RunnerSettings(draining=True, host_fallback_enabled=False)),
             RejectionCode.DRAINING,

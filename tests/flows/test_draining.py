@@ -175,4 +175,4 @@ def test_without_a_bridge_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
     )
     assert command(tmp_path, "drain") == (0, "draining already\n")
     assert command(tmp_path, "undrain") == (0, "taking work again\n")
-    assert command(tmp_path, "undrain") == (0, "was not drained\n")
+    assert command(tmp_path, "undrain") == (0, "was not drained by this host\n")

@@ -49,6 +49,35 @@ async def test_tokens_of_the_file_count_at_once_and_only_for_whom_they_are(
     assert bound not in path.read_text()
 
 
+@pytest.mark.requirement("B-95")
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--role", "runner", "--name", "two words"), "a name is one word"),
+        (("--role", "api", "--name", "two words"), "a name is one word"),
+        (("--role", "runner", "--trust-domain", "a/b"), "trust domain"),
+    ],
+)
+def test_no_token_is_made_for_a_name_that_cannot_be_read_back(
+    options: tuple[str, ...], word: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokens"
+    outcome = CliRunner().invoke(app, ["token", "create", "--token-file", str(path), *options])
+    assert isinstance(outcome.exception, RefusedError)
+    assert word in str(outcome.exception)
+    assert not path.exists()
+
+
+@pytest.mark.requirement("B-95")
+def test_a_token_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match=f"cannot write the token file {tmp_path}"):
+        CliRunner().invoke(
+            app,
+            ["token", "create", "--role", "api", "--token-file", str(tmp_path)],
+            catch_exceptions=False,
+        )
+
+
 def test_a_token_line_says_whom_it_is_for() -> None:
     principals = [ApiPrincipal("alice"), RunnerPrincipal("r1", "td-1"), RunnerPrincipal()]
     text = "# people\n\n" + "\n".join(token_line(p, str(p)) for p in principals)
