@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bridge_parts import KEY, Bridge, memory_bridge
 from scripted_hub import renewal
+
+from forge_core.errors import RefusedError
+from forge_core.wire.codes import CleanupTrigger
+from forge_edges.ledger_file import LedgerFile
 
 OTHER_KEY = bytes(32)
 
@@ -148,3 +153,24 @@ async def test_a_start_that_names_another_offer_waits_for_the_right_one(tmp_path
         bridge.hub.send("Start", bridge.start(offer))
         await bridge.hub.over(offer["attemptId"])
         assert {r["outcome"] for r in bridge.hub.of("SubmitDispatchResult")} == {"succeeded"}
+
+
+@pytest.mark.requirement("B-86")
+async def test_a_cleanup_that_cannot_be_recorded_keeps_its_capacity_and_the_bridge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_all = LedgerFile.append_all
+
+    async def full(ledger: LedgerFile, records: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        if any(kind == "removal" for kind, _ in records):
+            raise RefusedError("cannot append: it is full", code="ledger_full")
+        await append_all(ledger, records)
+
+    async with memory_bridge(tmp_path) as bridge:
+        monkeypatch.setattr(LedgerFile, "append_all", full)
+        attempt_id = await bridge.run("true")
+        await bridge.hub.next("Heartbeat", degradedReservationCount=1)
+        monkeypatch.undo()
+        await bridge.service.session.reaper.run_pass(CleanupTrigger.PERIODIC)
+        assert (await bridge.hub.over(attempt_id))["outcome"] == "succeeded"
+        await bridge.until_idle()
