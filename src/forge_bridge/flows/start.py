@@ -95,7 +95,6 @@ def _departs_from_offer(runner: Runner, run: AttemptRun, start: Start) -> str | 
 
 
 async def _begin(runner: Runner, run: AttemptRun, start: Start, received_ms: int) -> None:
-    assert runner.engine is not None
     assert runner.sandbox is not None
     lease = leases.grant(
         attempt_id=start.attempt_id,
