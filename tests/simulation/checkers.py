@@ -325,6 +325,8 @@ class Checkers:
             )
         names = [resource.name for resource in self._ours()]
         require(not names, "nothing left", f"in the engine: {names}")
+        believed = [dispatch.id for dispatch in simulation.hub.live()]
+        require(not believed, "nothing left", f"the hub believes that these run: {believed}")
         files = self._files()
         require(not files, "nothing left", f"on disk: {files}")
         for resource in simulation.foreign:

@@ -180,7 +180,7 @@ class SimulatedHub:
         dispatch = self.dispatches.get((payload["attemptId"], payload["fence"]))
         assert dispatch is not None, payload
         if payload["decision"] == "rejected":
-            if dispatch.state == "offered":
+            if dispatch.state in LIVE and not dispatch.accepted:
                 self._end(dispatch, "rejected")
             return {"accepted": True}
         dispatch.accepted = True
