@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -15,8 +16,9 @@ import pytest
 from forge_bridge.state_root import EngineLockHeld, StateRoot, bounds
 from forge_bridge.state_root.directory import file_system_type, is_local
 from forge_bridge.state_root.locks import engine_lock_name
-from forge_core.errors import RefusedError
+from forge_core.errors import DiskUnusable, RefusedError
 from forge_core.outbox import Entry, entry_of
+from forge_edges import durable_file
 from forge_edges.clock import SystemClock
 
 pytestmark = pytest.mark.requirement("B-24")
@@ -323,6 +325,22 @@ async def test_messages_come_back_in_the_order_of_creation(tmp_path: Path) -> No
         await again.messages.remove(each)
         await again.messages.remove(each)
     assert await again.messages.load() == ()
+
+
+@pytest.mark.requirement("B-83")
+async def test_a_message_that_is_not_durable_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = await opened(tmp_path / "state")
+
+    def fail(_path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable_file, "sync_directory", fail)
+        with pytest.raises(DiskUnusable):
+            await root.messages.write(entry(1), {"a": 1})
+    assert await (await opened(root.path)).messages.load() == ()
 
 
 @pytest.mark.parametrize("part", ["outbox", "cleanup-reports"])

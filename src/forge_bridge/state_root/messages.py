@@ -8,6 +8,7 @@ reason.  A damaged file becomes ``*.suspect`` and stops nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -128,7 +129,13 @@ class MessageStore:
                 f" {MAX_MESSAGE_FILE_BYTES} is the most",
                 code="message_too_large",
             )
-        replace_file(path, seal(body))
+        try:
+            replace_file(path, seal(body))
+        except DiskUnusable:
+            # It may be visible all the same; the next start must not send what was never put.
+            with suppress(OSError):
+                path.unlink()
+            raise
 
     def _read(self, entry: Entry) -> Mapping[str, Any]:
         payload: Mapping[str, Any] = self._content(entry)["payload"]
