@@ -80,6 +80,7 @@ class Checkers:
         self._used: ResourceVector | None = None
         self._was_draining = False
         self._lease_ends_ms: dict[Key, int] = {}
+        self._start_heard_ms: dict[Key, int] = {}
         self._trouble_ms = 0
 
     # -- what others tell -----------------------------------------------------------------------
@@ -130,6 +131,7 @@ class Checkers:
         key, now = (payload["attemptId"], payload["fence"]), self.world.now_ms
         if target == "Start":
             # The first packet wins, and nothing that comes later begins anew.
+            self._start_heard_ms.setdefault(key, now)
             self._lease_ends_ms.setdefault(key, now + payload["lease"]["ttlMs"])
         elif now < self._lease_ends_ms.get(key, 0) and payload["sequence"] < FORGED_SEQUENCE:
             self._lease_ends_ms[key] = now + payload["ttlMs"]
@@ -275,7 +277,9 @@ class Checkers:
     def _hub_waits_until_ms(self, agent: Pid1) -> int:
         """Until then the hub gives the attempt to nobody else (protocol.md, A lost hub)."""
         dispatch = self.simulation.hub.dispatches[agent.key]
-        return dispatch.sent_ms + 2 * dispatch.attempt.ttl_ms
+        # A start that the network holds back for longer than its ttl begins a lease all the same.
+        sent_ms = max(dispatch.sent_ms, self._start_heard_ms[agent.key])
+        return sent_ms + 2 * dispatch.attempt.ttl_ms
 
     def _is_calm(self) -> bool:
         """Whether a renewal goes at once from the hub to PID 1, and a kill from the host."""
@@ -365,7 +369,10 @@ class Checkers:
     # -- private --------------------------------------------------------------------------------
 
     def _is_here(self, agent: Pid1) -> bool:
-        return agent.container.id in self.simulation.engine.containers
+        """In the engine that this life of the bridge began with, and that stands there now."""
+        engine, life = self.simulation.engine, self.simulation.host.life
+        serves_it = life is not None and life.engine.engine_id == engine.id
+        return serves_it and agent.container.id in engine.containers
 
     def _require_intent(self, name: str, labels: Mapping[str, str]) -> None:
         path = ledger_path(labels[ATTEMPT_ID], int(labels[FENCE]))

@@ -291,7 +291,12 @@ class SimulatedMessages:
 
     async def write(self, entry: Entry, payload: Mapping[str, Any]) -> None:
         """Durable when it returns."""
-        await self._disk.replace(message_path(entry), _sealed(entry, payload))
+        path = message_path(entry)
+        try:
+            await self._disk.replace(path, _sealed(entry, payload))
+        except DiskUnusable:
+            self._disk.files.pop(path, None)
+            raise
 
     async def read(self, entry: Entry) -> Mapping[str, Any]:
         """As it was written."""

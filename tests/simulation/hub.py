@@ -387,7 +387,7 @@ class SimulatedHub:
 
     def _renew(self, dispatch: Dispatch, now: int) -> None:
         heard = now - self._heard_ms < max(dispatch.attempt.ttl_ms, 2 * HEARTBEAT_MS)
-        if dispatch.cancelled or not heard or self.online is None:
+        if dispatch.cancelled or not dispatch.accepted or not heard or self.online is None:
             return
         if self.online.registered_instance != dispatch.instance_id:
             return
