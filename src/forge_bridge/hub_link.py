@@ -42,6 +42,11 @@ class HubLink:
         """Return once a registered connection is there."""
         await self._online.wait()
 
+    async def drop(self) -> None:
+        """End the connection, so that the next one registers anew; nothing when there is none."""
+        if self._connection is not None:
+            await self._connection.stop()
+
     async def call(
         self, request: WireModel, answer: type[AckModel], *, timeout_ms: int | None = None
     ) -> AckModel:

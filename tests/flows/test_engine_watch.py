@@ -107,3 +107,21 @@ async def test_an_engine_that_cannot_be_looked_at_stays_away(tmp_path: Path) -> 
         engine.faults.clear()
         await until(bridge, away=False)
         assert tries == 3
+
+
+@pytest.mark.requirement("B-06")
+async def test_an_engine_that_came_back_otherwise_is_advertised_anew(tmp_path: Path) -> None:
+    engine = ReplaceableEngine()
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+
+        async def look_again() -> Capabilities:
+            settings = settings_for(tmp_path, bridge.hub)
+            found = capabilities_of(settings, (Runtime.DOCKER,))
+            return found.model_copy(update={"quota_supported": True})
+
+        watch(bridge, engine, look_again)
+        engine.faults["facts"] = EngineUnreachable("nobody there")
+        await until(bridge, away=True)
+        engine.faults.clear()
+        registered = await bridge.hub.next("RegisterRunner", count=2)
+        assert registered["capabilities"]["quotaSupported"] is True

@@ -88,11 +88,15 @@ def _stay_away(runner: Runner, why: str) -> None:
 
 async def _come_back(runner: Runner, reaper: Reaper, look_again: LookAgain) -> None:
     try:
-        runner.capabilities = await look_again()
+        found = await look_again()
     except ForgeError as error:
         runner.engine_away = f"it is back and cannot be looked at: {error}"
         return
     logger.warning("the Docker engine is back", was_away_because=runner.engine_away)
+    is_changed, runner.capabilities = found != runner.capabilities, found
     runner.engine_away = None
     runner.notify()
+    if is_changed:
+        # What is advertised is what admission looks at, and only a registration tells it.
+        await runner.hub.drop()
     await reaper.run_pass(CleanupTrigger.PERIODIC)
