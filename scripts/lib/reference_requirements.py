@@ -16,7 +16,8 @@ from .reference_markdown import code, page
 
 _INTRODUCTION = """\
 Each row with the tests that show it; a row with a dash has none yet, and *in part* says what is
-missing. A test here fails when the behaviour is removed: see [CONTRIBUTING.md](../CONTRIBUTING.md)."""
+missing. A test here fails when the behaviour is removed: see
+[CONTRIBUTING.md](../CONTRIBUTING.md)."""
 
 _TITLES = {"bridge": "The bridge", "execution": "Isolated execution"}
 

@@ -152,6 +152,7 @@ async def _assemble(
     )
     sandbox = await sandbox_settings(settings, checked.hardening)
     service = await assemble(settings, identity, ports, sandbox, checked.capabilities, tasks, reach)
+    tasks.start_soon(service.runner.watch_cancellation)
     await drain.look(service.runner, root.is_drained)
     tasks.start_soon(drain.watch, service.runner, root.is_drained)
     report = StatusReport(service.runner, service.session)
@@ -164,8 +165,8 @@ async def _assemble(
 
 async def _disks(root: StateRoot, engine: Engine) -> FileSystemDisks:
     """The state root's filesystem, and the one that really holds the engine's data (B-25)."""
-    data = Path(str((await engine.info()).get("DockerRootDir", "")))
-    if await anyio.to_thread.run_sync(is_reachable, data):
+    data = Path(str((await engine.info()).get("DockerRootDir")))
+    if data.is_absolute() and await anyio.to_thread.run_sync(is_reachable, data):
         return FileSystemDisks((root.path, data))
     logger.warning(
         "the engine's data cannot be looked at from here; only the state root's disk is watched",
