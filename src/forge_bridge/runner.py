@@ -102,7 +102,10 @@ class Repositories(Protocol):
 
 @dataclass(slots=True)
 class Runner:
-    """One bridge process.  Flows read and change it; nothing else does."""
+    """One bridge process.  Flows read and change it; nothing else does.
+
+    :ivar at_once: set when ``tasks`` is cancelled, for what is shielded from a cancellation.
+    """
 
     identity: Identity
     clock: Clock
@@ -124,10 +127,18 @@ class Runner:
     hub_settings: RunnerSettings = UNTOLD_SETTINGS
     host_drained: bool = False
     stopping: bool = False
+    at_once: anyio.Event = field(default_factory=anyio.Event)
     engine_away: str | None = None
     ended: Counter[str] = field(default_factory=Counter)
     disk_usage: DiskUsage = UNSEEN_DISK
     changed: anyio.Event = field(default_factory=anyio.Event)
+
+    async def watch_cancellation(self) -> None:
+        """Set ``at_once`` when it is time."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.at_once.set()
 
     def now(self) -> Now:
         """The moment, for a core step."""

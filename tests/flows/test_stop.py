@@ -136,6 +136,41 @@ async def test_a_disk_that_cannot_be_written_holds_up_no_stop_at_once(
         assert (await bridge.hub.over(attempt_id))["failureCode"] == "bridge_stopped"
 
 
+@pytest.mark.requirement("B-01")
+async def test_no_grace_holds_up_a_stop_at_once(tmp_path: Path) -> None:
+    asked = anyio.Event()
+
+    async def stubborn_agent(container: Container) -> int:
+        container.frame("ready")
+        await container.read_line()
+        container.frame("started")
+        while b"cancel" not in await container.read_line():
+            pass
+        asked.set()
+        await anyio.sleep_forever()
+        return 0
+
+    engine = MemoryEngine()
+    engine.programs["agent"] = stubborn_agent
+    async with (
+        memory_bridge(
+            tmp_path, engine=engine, attend=False, sandbox_kill_grace_seconds=60
+        ) as bridge,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(bridge.service.connect_once)
+        await bridge.hub.online()
+        attempt_id = await bridge.run("wait")
+        await bridge.hub.event(attempt_id, "agent.started")
+        bridge.hub.send("Cancel", {"attemptId": attempt_id, "fence": 1})
+        await asked.wait()
+        bridge.runner.tasks.cancel_scope.cancel()
+        await anyio.sleep_forever()
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+        assert (await bridge.hub.over(attempt_id))["cleanup"] == "complete"
+        assert engine.is_empty
+
+
 @pytest.mark.engine("d26")
 @pytest.mark.requirement("B-01", "B-05", "B-80")
 async def test_a_real_bridge_from_open_to_stop(

@@ -110,18 +110,27 @@ class _Conversation:
     async def end_gently(self, stream: Attachment) -> None:
         """TERM, the grace, KILL by PID 1; teardown kills whatever is left after that.
 
-        Before PID 1 has its orders there is no agent to be gentle with.
+        Before PID 1 has its orders there is no agent to be gentle with, and a bridge that goes down
+        at once is not.
         """
         if not self._has_orders:
             return
         grace_ms = self._context.settings.kill_grace_ms
         with anyio.move_on_after((grace_ms + 1_000) / 1000, shield=True):
-            try:
-                await self._send(stream, cancel_frame(grace_ms))
-                while await stream.receive() is not None:
-                    continue
-            except ForgeError as error:
-                self._context.run.log.info("cannot end gently", error=str(error))
+            with first_error():
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._cancel, stream, grace_ms, tasks.cancel_scope)
+                    await self._context.run.runner.at_once.wait()
+                    tasks.cancel_scope.cancel()
+
+    async def _cancel(self, stream: Attachment, grace_ms: int, done: anyio.CancelScope) -> None:
+        try:
+            await self._send(stream, cancel_frame(grace_ms))
+            while await stream.receive() is not None:
+                continue
+        except ForgeError as error:
+            self._context.run.log.info("cannot end gently", error=str(error))
+        done.cancel()
 
     async def judge(self) -> None:
         """What the end of the container means."""
