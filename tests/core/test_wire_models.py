@@ -195,6 +195,9 @@ def test_one_bad_place_in_a_good_message(data: st.DataObject, name: str) -> None
 @given(st.data(), names)
 def test_any_valid_message_goes_there_and_back(data: st.DataObject, name: str) -> None:
     payload = data.draw(payloads(SCHEMAS[name]))
+    if payload.get("scope") == "attempt":
+        # What one field demands of others the generator does not read from the schema.
+        payload |= {"attemptId": "a", "fence": 1}
     model = parse(MODELS[name], copy.deepcopy(payload), what=name)
     assert parse(MODELS[name], model.to_wire(), what=name) == model
 

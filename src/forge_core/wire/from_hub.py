@@ -6,7 +6,7 @@ import base64
 import binascii
 from typing import Annotated, Final, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from forge_core.resources import ResourceVector
 from forge_core.wire.base import (
@@ -191,6 +191,13 @@ class Cancel(WireModel):
 
 class Reap(WireModel):
     """Run a pass now (B-88); of scope ``attempt``, over the one dispatch that it names."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"scope": {"const": "attempt"}}},
+            "then": {"required": ["attemptId", "fence"]},
+        }
+    )
 
     request_id: Id
     runner_id: Id
