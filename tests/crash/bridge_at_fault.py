@@ -139,8 +139,8 @@ def install(fault: Fault) -> None:
     for method in ("write", "remove", "set_aside"):
         surround(MessageStore, method, fault, _message)
     _surround_calls(fault)
-    bridge_app.preflight = _noticed(bridge_app.preflight, fault)  # type: ignore[assignment]
-    bridge_app.open_bridge = _opening(bridge_app.open_bridge, fault)  # type: ignore[assignment]
+    bridge_app.preflight = _noticed(bridge_app.preflight, fault)
+    bridge_app.open_bridge = _opening(bridge_app.open_bridge, fault)
 
 
 class _Roles:
@@ -161,7 +161,7 @@ class _Roles:
             self._of[container] = _role_in(name)
             return container
 
-        DockerEngine.create_container = watched  # type: ignore[method-assign]
+        DockerEngine.create_container = watched
 
 
 def _role_in(name: str) -> str:
@@ -196,7 +196,7 @@ def _surround_calls(fault: Fault) -> None:
         fault.reach(f"{method}:after")
         return answer
 
-    SignalRConnection.invoke = surrounded  # type: ignore[method-assign]
+    SignalRConnection.invoke = surrounded
 
 
 def _noticed(preflight: Effect, fault: Fault) -> Effect:
