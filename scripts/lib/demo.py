@@ -146,7 +146,11 @@ def git(repository: Path, *arguments: str) -> str:
     """Git in the demo's own repository."""
     identity = ("-c", "user.name=Demo", "-c", "user.email=demo@localhost")
     command = ["git", *identity, "-C", str(repository), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    # In a session of its own, a Ctrl-C at the terminal is for the demo alone.
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, start_new_session=True
+    )
+    return done.stdout.strip()
 
 
 def make_repository(directory: Path) -> tuple[Path, str]:
@@ -181,7 +185,7 @@ async def bridge_process(
     }
     command = [sys.executable, "-m", "forge_bridge"]
     add = [*command, "add-repo", "sample-project", str(repository)]
-    await anyio.run_process(add, env=environment)
+    await anyio.run_process(add, env=environment, start_new_session=True)
     with (directory / "bridge.log").open("wb") as log:
         # In a session of its own: Ctrl-C would be a signal before ours, and ours the second one.
         process = await anyio.open_process(
