@@ -162,6 +162,7 @@ class _Conversation:
 
     async def _until_ready(self, stream: Attachment) -> None:
         await self._context.engine.start_container(self._context.agent_container)
+        self._context.pid_1_runs.set()
         while not self._ready:
             piece = await stream.receive()
             if piece is None:

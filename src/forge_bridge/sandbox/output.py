@@ -58,6 +58,8 @@ class OutputCollector:
         owner = context.run.state.owner
         container = await context.create_container(self._spec())
         async with context.engine.attach(container) as stream:
+            # Two containers that start at once hold each other up; the agent's goes first.
+            await context.pid_1_runs.wait()
             await context.engine.start_container(container)
             listing = await context.runner.git.tree_listing(
                 context.start.repository, context.start.input_commit

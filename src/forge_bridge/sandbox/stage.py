@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import anyio
+
 from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.runner import Runner, SandboxSettings
 from forge_core.attempt_events import Happened, ResourceCreated, ResourceIntended, StageEntered
@@ -64,6 +66,7 @@ class StageContext:
     image: str = ""
     volume: str = ""
     agent_container: str = ""
+    pid_1_runs: anyio.Event = field(default_factory=anyio.Event)
 
     @property
     def runner(self) -> Runner:
