@@ -32,7 +32,7 @@ from forge_bridge.flows.session import ConnectionFactory
 from forge_bridge.flows.status import StatusReport
 from forge_bridge.flows.stop import DELIVER_MS
 from forge_bridge.groups import first_error
-from forge_bridge.logs import configure_logging
+from forge_bridge.logs import KnownSecrets, configure_logging
 from forge_bridge.metrics import health_page, metrics_page
 from forge_bridge.perform import FaultPoint, no_faults
 from forge_bridge.repositories import RegisteredRepositories
@@ -40,7 +40,6 @@ from forge_bridge.runner import Identity, SandboxSettings
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
 from forge_core.ports import Engine
-from forge_core.redaction import Masker
 from forge_core.sandbox_spec import Hardening
 from forge_core.wire.shapes import Capabilities
 from forge_edges.clock import SystemClock
@@ -52,7 +51,7 @@ from forge_edges.host_commands import ProcessHostCommands
 from forge_edges.http_pages import serve_pages
 from forge_edges.hub_url import resolve_bridge_runner_hub_url
 from forge_edges.signalr import SignalRConnectionFactory
-from forge_edges.signalr_settings import SignalRSettings
+from forge_edges.signalr_settings import LearnSecret, SignalRSettings, keep_to_oneself
 from forge_edges.systemd import ServiceManager
 
 logger = structlog.get_logger(__name__)
@@ -68,11 +67,13 @@ async def open_bridge(
     settings: BridgeSettings,
     *,
     connections: ConnectionFactory | None = None,
+    learn: LearnSecret = keep_to_oneself,
     reach: FaultPoint = no_faults,
 ) -> AsyncIterator[BridgeService]:
     """Open everything, clean up after the last life, and yield a bridge that can connect.
 
     :param connections: another transport in place of SignalR (B-01).
+    :param learn: told each token that is used, so that no log shows it.
     :raises ConfigurationError: a setting is missing or cannot be used.
     :raises EngineLockHeld: another bridge owns this state root, engine or runner id.
     :raises RefusedError: the state root is unfit; the text holds the remedy.
@@ -80,6 +81,8 @@ async def open_bridge(
     require_to_run(settings)
     assert settings.server_url is not None
     assert settings.trust_domain_id is not None
+    if connections is None:
+        connections = SignalRConnectionFactory(signalr_settings(settings, learn))
     clock = SystemClock()
     instance_id = clock.new_id()
     root = await StateRoot.open(
@@ -132,7 +135,7 @@ async def _assemble(
     engine: DockerEngine,
     checked: Preflight,
     tasks: anyio.abc.TaskGroup,
-    connections: ConnectionFactory | None,
+    connections: ConnectionFactory,
     reach: FaultPoint,
 ) -> BridgeService:
     repositories = RegisteredRepositories(root.path)
@@ -148,7 +151,7 @@ async def _assemble(
         messages=root.messages,
         ledgers=root.ledgers,
         repositories=repositories,
-        connections=connections or SignalRConnectionFactory(signalr_settings(settings)),
+        connections=connections,
     )
     sandbox = await sandbox_settings(settings, checked.hardening)
     service = await assemble(settings, identity, ports, sandbox, checked.capabilities, tasks, reach)
@@ -195,7 +198,9 @@ async def sandbox_settings(
     )
 
 
-def signalr_settings(settings: BridgeSettings) -> SignalRSettings:
+def signalr_settings(
+    settings: BridgeSettings, learn: LearnSecret = keep_to_oneself
+) -> SignalRSettings:
     """Where the hub is and who we are; the token is read anew for every connection."""
     assert settings.server_url is not None
 
@@ -206,6 +211,7 @@ def signalr_settings(settings: BridgeSettings) -> SignalRSettings:
     return SignalRSettings(
         hub_url=resolve_bridge_runner_hub_url(settings.server_url),
         token=token,
+        learn=learn,
         user_agent=f"forge-bridge/{__version__}",
     )
 
@@ -221,11 +227,11 @@ async def _reachable_engine(
         yield engine
 
 
-async def _until_stopped(settings: BridgeSettings) -> None:
+async def _until_stopped(settings: BridgeSettings, learn: LearnSecret) -> None:
     stop, is_open = anyio.Event(), anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_watch_signals, stop, is_open, tasks.cancel_scope)
-        async with open_bridge(settings) as bridge:
+        async with open_bridge(settings, learn=learn) as bridge:
             is_open.set()
             tasks.start_soon(_tell_manager, settings, stop)
             await bridge.run(stop)
@@ -268,9 +274,10 @@ def run_bridge(settings: BridgeSettings) -> int:
 
     :raises ForgeError: the bridge could not start; see :func:`open_bridge`.
     """
-    token = read_api_token(settings)
-    masker = Masker([] if token is None else [token.get_secret_value()])
-    configure_logging(settings.log_format, settings.log_level, mask=masker.mask)
+    token, secrets = read_api_token(settings), KnownSecrets()
+    if token is not None:
+        secrets.learn(token.get_secret_value())
+    configure_logging(settings.log_format, settings.log_level, mask=secrets.mask)
     with first_error():
-        anyio.run(_until_stopped, settings)
+        anyio.run(_until_stopped, settings, secrets.learn)
     return 0

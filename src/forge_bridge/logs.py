@@ -18,10 +18,14 @@ from typing import Any, Final, TextIO
 import structlog
 
 from forge_bridge.settings_table import LogFormat, LogLevel
+from forge_core.redaction import MAX_SECRETS, Masker
 
 MAX_TEXT_CHARACTERS: Final = 4096
 MAX_ITEMS: Final = 64
 MAX_DEPTH: Final = 4
+MAX_KNOWN_SECRETS: Final = 64
+"""A day and more of a token that is replaced every half hour."""
+
 WITHHELD: Final = "[withheld]"
 
 _SECRET_WORDS: Final = frozenset(
@@ -77,6 +81,28 @@ def configure_logging(
         cache_logger_on_first_use=False,
     )
     _route_libraries(target, max(level, logging.WARNING), prepare, render)
+
+
+class KnownSecrets:
+    """What this process has used as a secret: the newest :data:`MAX_KNOWN_SECRETS` are masked."""
+
+    def __init__(self) -> None:
+        self._secrets: dict[str, None] = {}
+        self._masker = Masker(())
+
+    def learn(self, secret: str) -> None:
+        """Mask it from now on; what was learnt before stays masked."""
+        is_new = secret not in self._secrets
+        self._secrets.pop(secret, None)
+        self._secrets[secret] = None
+        while len(self._secrets) > MAX_KNOWN_SECRETS or sum(map(len, self._secrets)) > MAX_SECRETS:
+            del self._secrets[next(iter(self._secrets))]
+        if is_new:
+            self._masker = Masker(self._secrets)
+
+    def mask(self, text: str) -> str:
+        """The text without any of them."""
+        return self._masker.mask(text)
 
 
 class Bound:

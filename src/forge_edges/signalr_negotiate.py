@@ -66,6 +66,8 @@ async def negotiate(settings: SignalRSettings, token: str | None) -> Endpoint:
         with anyio.fail_after(settings.negotiate_timeout_ms / 1000):
             async with _session(settings) as session:
                 for _ in range(MAX_REDIRECTS + 1):
+                    if token is not None:
+                        settings.learn(token)
                     answer = await _ask(session, where, token)
                     if not answer.get("url"):
                         return _endpoint(session, where, token, answer, settings.user_agent)

@@ -11,9 +11,17 @@ TokenSource = Callable[[bool], Awaitable[str | None]]
 was refused, read it anew from where it comes from."""
 
 
+LearnSecret = Callable[[str], None]
+"""Told every token before it is used, so that it is nowhere shown."""
+
+
 async def no_token(_refresh: bool) -> str | None:
     """Source of no token: for a hub that asks for none."""
     return None
+
+
+def keep_to_oneself(_secret: str) -> None:
+    """For who shows nothing anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,7 @@ class SignalRSettings:
 
     :param hub_url: as :func:`forge_edges.hub_url.resolve_bridge_runner_hub_url` returns it.
     :param token: awaited before every negotiate.
+    :param learn: told each token, one too that the hub hands out with a redirect.
     :param tls: context for https, with the operator's own authorities; None: the system's.
     :param keep_alive_ms: a ping is sent after so long without sending (SignalR's default).
     :param server_timeout_ms: the hub is given up after so long without any frame from it.
@@ -33,6 +42,7 @@ class SignalRSettings:
 
     hub_url: str
     token: TokenSource = no_token
+    learn: LearnSecret = keep_to_oneself
     tls: ssl.SSLContext | None = None
     user_agent: str = "forge-bridge"
     negotiate_timeout_ms: int = 15_000

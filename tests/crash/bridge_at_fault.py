@@ -210,10 +210,10 @@ def _noticed(preflight: Effect, fault: Fault) -> Effect:
     return noticed
 
 
-def _opening(open_bridge: Callable[..., Any], fault: Fault) -> Callable[[BridgeSettings], Any]:
+def _opening(open_bridge: Callable[..., Any], fault: Fault) -> Callable[..., Any]:
     @asynccontextmanager
-    async def opened(settings: BridgeSettings) -> AsyncIterator[BridgeService]:
-        async with open_bridge(settings, reach=fault.reach) as service:
+    async def opened(settings: BridgeSettings, **named: Any) -> AsyncIterator[BridgeService]:
+        async with open_bridge(settings, **named, reach=fault.reach) as service:
             fault.runner = service.runner
             yield service
 

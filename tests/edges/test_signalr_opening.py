@@ -179,8 +179,10 @@ async def test_a_redirect_takes_its_own_token_and_never_ours_to_another_origin()
     async with target.running() as target_url, hub.running() as url, stranger.running() as other:
         hub.negotiate = redirecting(other + "?hub=a%20b", accessToken="theirs")
         stranger.negotiate = redirecting(target_url)
-        async with connected(SignalRSettings(url, token)):
+        learnt: list[str] = []
+        async with connected(SignalRSettings(url, token, learn=learnt.append)):
             pass
+    assert learnt == [SECRET, "theirs"]
     assert [r.headers.get("Authorization") for r in hub.requests] == [f"Bearer {SECRET}"]
     assert [r.headers.get("Authorization") for r in stranger.requests] == ["Bearer theirs"]
     assert stranger.requests[0].query["hub"] == "a b"

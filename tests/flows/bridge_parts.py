@@ -35,6 +35,7 @@ from forge_core.wire.shapes import Capabilities, SandboxReadiness
 from forge_edges.clock import SystemClock
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
+from forge_edges.signalr import SignalRConnectionFactory
 
 TRUST_DOMAIN = "test-domain"
 REPOSITORY = "sample"
@@ -276,7 +277,15 @@ async def assembled(
     try:
         async with anyio.create_task_group() as tasks:
             service = await app._assemble(
-                settings, root, identity, clock, engine, checked, tasks, None, app.no_faults
+                settings,
+                root,
+                identity,
+                clock,
+                engine,
+                checked,
+                tasks,
+                SignalRConnectionFactory(app.signalr_settings(settings)),
+                app.no_faults,
             )
             yield service
             tasks.cancel_scope.cancel()

@@ -5,16 +5,30 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_bridge.logs import MAX_TEXT_CHARACTERS, Bound, configure_logging, names_a_secret
-from forge_bridge.settings import LogFormat, LogLevel
+from forge_bridge import app
+from forge_bridge.logs import (
+    MAX_KNOWN_SECRETS,
+    MAX_TEXT_CHARACTERS,
+    Bound,
+    KnownSecrets,
+    configure_logging,
+    names_a_secret,
+)
+from forge_bridge.settings import BridgeSettings, LogFormat, LogLevel, default_bridge_service_config
+from forge_core.errors import ForgeError, RefusedError
+from forge_edges.signalr import SignalRConnectionFactory
+from forge_edges.signalr_settings import LearnSecret
 
 SECRET = "hunter2-hunter2"
 
@@ -118,6 +132,53 @@ def test_a_secret_across_the_cut_is_masked_all_the_same() -> None:
     stream = logged()
     structlog.get_logger().info("e", text="y" * (MAX_TEXT_CHARACTERS - 5) + SECRET)
     assert SECRET[:5] not in stream.getvalue()
+
+
+def test_every_token_of_this_life_is_masked_also_after_it_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = [f"token-{number}-{SECRET}" for number in range(3)]
+    token_file = tmp_path / "token"
+
+    def write(token: str) -> None:
+        token_file.write_text(token)
+        token_file.chmod(0o600)
+
+    @asynccontextmanager
+    async def open_bridge(settings: BridgeSettings, *, learn: LearnSecret) -> AsyncIterator[None]:
+        """Tries to connect with each token, and tells all of them."""
+        factory = SignalRConnectionFactory(app.signalr_settings(settings, learn))
+        for token in tokens[1:]:
+            write(token)
+            async with anyio.create_task_group() as tasks:
+                with pytest.raises(ForgeError):
+                    await factory.create(tasks).start()
+        structlog.get_logger().error("the hub says", detail=" and ".join(tokens))
+        raise RefusedError("enough", code="enough")
+        yield
+
+    write(tokens[0])
+    monkeypatch.setattr(app, "open_bridge", open_bridge)
+    settings = default_bridge_service_config(
+        server_url="http://127.0.0.1:9", api_token_file=token_file, log_format=LogFormat.JSON
+    )
+    with pytest.raises(RefusedError, match="enough"):
+        app.run_bridge(settings)
+    (entry,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert entry["detail"] == "*** and *** and ***"
+
+
+def test_as_many_secrets_are_known_as_there_is_room_for_and_the_newest() -> None:
+    known = KnownSecrets()
+    secrets = [f"secret-number-{number:06d}" for number in range(MAX_KNOWN_SECRETS + 2)]
+    for secret in secrets[:-1]:
+        known.learn(secret)
+        known.learn(secrets[0])
+    known.learn(secrets[-1])
+    shown = [known.mask(secret) for secret in secrets]
+    assert shown[0] == shown[-1] == "***"
+    assert shown.count("***") == MAX_KNOWN_SECRETS
+    assert shown[1:3] == secrets[1:3]
 
 
 def test_libraries_speak_through_the_same_processors_from_warning_on() -> None:
