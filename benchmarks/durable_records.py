@@ -1,9 +1,12 @@
 """What a durable record costs, next to the floor below it.
 
-The floor is one ``write`` of as many bytes and one ``fdatasync`` on the same file system, in this
-process and this run; rounds of both are interleaved, so that a busy machine slows them alike and
-the ratio holds from disk to disk.  ``--reports`` also puts that many cleanup reports into an
-outbox and replays them to a hub that answers at once.
+The floor is what a program without an event loop would do: one ``write`` of as many bytes to the
+end of a file on the same file system, and one ``fdatasync``, again and again in one thread.  An
+asynchronous program cannot have that, since a sync must not stop its loop; ``through a thread`` is
+the floor handed to a worker thread and awaited, and says how much of our cost is any such
+program's.  ``in place`` is the floor in a file that is long enough already.  Rounds of all are
+interleaved, so that a busy machine slows them alike.  ``--reports`` also puts that many cleanup
+reports into an outbox and replays them to a hub that answers at once.
 
     python benchmarks/durable_records.py [--directory .] [--rounds 20] [--reports 0] [--json]
 """
@@ -14,11 +17,13 @@ import argparse
 import json
 import os
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import anyio
+import anyio.to_thread
 
 from forge_bridge.flows.replay import Replay
 from forge_bridge.state_root import StateRoot
@@ -35,39 +40,75 @@ CLOCK = SystemClock()
 LINE = complete_line(1, encode_body(CLOCK.utc(), "intent", DATA))
 
 
+class Floor:
+    """A file, written without anything of ours.
+
+    :param size_bytes: how long it is before anything is written.
+    """
+
+    def __init__(self, path: Path, *, size_bytes: int = 0) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.ftruncate(self._descriptor, size_bytes)
+
+    def write(self) -> None:
+        """One line after the last one, durable."""
+        os.write(self._descriptor, LINE)
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
 async def measure_records(directory: Path, rounds: int) -> dict[str, float]:
     ledger = await LedgerFile.create(directory / "a1.1.ledger", utc=CLOCK.utc)
-    descriptor = os.open(directory / "floor", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    floor, alone, shared = [], [], []
+    floor, threaded = Floor(directory / "floor"), Floor(directory / "threaded")
+    in_place = Floor(directory / "in-place", size_bytes=(rounds + 1) * RECORDS_A_ROUND * len(LINE))
 
-    async def write() -> None:
+    async def bare(file: Floor) -> None:
+        for _ in range(RECORDS_A_ROUND):
+            file.write()
+
+    async def through_a_thread() -> None:
+        for _ in range(RECORDS_A_ROUND):
+            await anyio.to_thread.run_sync(threaded.write)
+
+    async def alone() -> None:
         for _ in range(RECORDS_A_ROUND):
             await ledger.append("intent", DATA)
 
-    for _ in range(rounds + 1):
-        start = perf_counter()
-        for _ in range(RECORDS_A_ROUND):
-            os.write(descriptor, LINE)
-            os.fdatasync(descriptor)
-        between = perf_counter()
-        await write()
-        floor.append((between - start) / RECORDS_A_ROUND)
-        alone.append((perf_counter() - between) / RECORDS_A_ROUND)
-        start = perf_counter()
+    async def together() -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(WRITERS):
-                tasks.start_soon(write)
-        shared.append((perf_counter() - start) / RECORDS_A_ROUND / WRITERS)
-    await ledger.close()
-    os.close(descriptor)
-    del floor[0], alone[0], shared[0]
-    return {
-        "floor_us": median(floor) * 1e6,
-        "alone_us": median(alone) * 1e6,
-        f"shared_by_{WRITERS}_us": median(shared) * 1e6,
-        "alone_cost_ratio": median(ours / bare for ours, bare in zip(alone, floor, strict=True)),
-        "shared_gain": median(one / many for one, many in zip(alone, shared, strict=True)),
+                tasks.start_soon(alone)
+
+    ways: dict[str, tuple[Callable[[], Awaitable[None]], int]] = {
+        "floor": (lambda: bare(floor), 1),
+        "alone": (alone, 1),
+        "floor_in_place": (lambda: bare(in_place), 1),
+        "floor_through_a_thread": (through_a_thread, 1),
+        f"together_{WRITERS}": (together, WRITERS),
     }
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds + 1):
+        for name, (way, writers) in ways.items():
+            start = perf_counter()
+            await way()
+            took[name].append((perf_counter() - start) / RECORDS_A_ROUND / writers)
+    await ledger.close()
+    for file in (floor, threaded, in_place):
+        file.close()
+    for times in took.values():
+        del times[0]
+    return {f"{name}_us": median(times) * 1e6 for name, times in took.items()} | {
+        "alone_cost_ratio": _ratio(took["alone"], took["floor"]),
+        "thread_cost_ratio": _ratio(took["floor_through_a_thread"], took["floor"]),
+        "together_gain": _ratio(took["alone"], took[f"together_{WRITERS}"]),
+    }
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median of the rounds' ratios."""
+    return median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def report(number: int) -> Message:
@@ -138,7 +179,7 @@ def main() -> None:
         print(json.dumps({name: round(value, 2) for name, value in results.items()}))
         return
     for name, value in results.items():
-        print(f"{name:20} {value:12,.2f}")
+        print(f"{name:26} {value:12,.2f}")
 
 
 if __name__ == "__main__":

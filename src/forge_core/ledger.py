@@ -73,10 +73,11 @@ def complete_line(sequence: int, body: bytes) -> bytes:
 def parse_ledger(raw: bytes) -> LedgerContents:
     """Read a whole ledger.
 
-    Only the last line can be torn, and it shows: it lacks its newline, or holds NUL bytes where
-    blocks were allocated and never written.  Anything else that is bad was good once.
+    NUL bytes at the end are room for more.  Only the last line can be torn, and it shows: it
+    lacks its newline, or holds NUL bytes where blocks were never written.  Anything else that is
+    bad was good once.
     """
-    lines = raw.split(b"\n")
+    lines = raw.rstrip(b"\0").split(b"\n")
     tail = lines.pop()
     records: list[LedgerRecord] = []
     good_bytes = 0

@@ -27,7 +27,7 @@ from forge_core.ledger import (
 )
 from forge_core.ready import RecordKind
 from forge_edges import durable_file, ledger_file
-from forge_edges.ledger_file import LedgerFile, read_ledger
+from forge_edges.ledger_file import ROOM_BYTES, LedgerFile, read_ledger
 
 pytestmark = pytest.mark.requirement("B-24")
 
@@ -381,15 +381,47 @@ def test_a_changed_byte_is_never_believed(position: int, change: int) -> None:
         assert before == 3, "only the last line can be torn"
 
 
-@pytest.mark.parametrize("zeros", [b"\0" * 100, b"\0" * 4096, b"\0" * 100 + b"\n"])
-def test_blocks_that_were_never_written_are_a_torn_tail(zeros: bytes) -> None:
-    contents = parse_ledger(example_ledger() + zeros)
+@pytest.mark.parametrize("torn", [b"\0" * 100 + b"\n", b'{"sequence":5', b"\0" * 512 + b'"}\n'])
+@pytest.mark.parametrize("room", [b"", b"\0" * 4096])
+def test_blocks_that_were_never_written_are_a_torn_tail(torn: bytes, room: bytes) -> None:
+    contents = parse_ledger(example_ledger() + torn + room)
     assert (said(contents), contents.torn_tail, contents.suspect) == ([1, 2, 3, 4], True, None)
+    assert contents.good_bytes == len(example_ledger())
 
 
-def test_a_ledger_of_nothing_but_zeros_has_no_record() -> None:
-    assert parse_ledger(b"\0" * 4096) == LedgerContents(torn_tail=True)
-    assert parse_ledger(b"") == LedgerContents()
+def test_a_hole_before_the_last_line_is_suspect() -> None:
+    raw = bytearray(example_ledger())
+    raw[100:140] = bytes(40)
+    assert parse_ledger(bytes(raw)).suspect is not None
+
+
+def test_room_for_more_is_no_record_and_no_fault() -> None:
+    assert parse_ledger(b"\0" * 4096) == parse_ledger(b"") == LedgerContents()
+    assert parse_ledger(example_ledger() + b"\0" * 100) == parse_ledger(example_ledger())
+
+
+async def test_the_file_grows_in_steps_and_ends_with_its_last_record(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    ledger = await begin(path)
+    sizes = set()
+    for n in range(2 * ROOM_BYTES // 1000):
+        await ledger.append("fact", {"n": n, "text": "x" * 1000})
+        sizes.add(path.stat().st_size)
+    assert len(sizes) == 3
+    assert read_ledger(path) == parse_ledger(path.read_bytes().rstrip(b"\0"))
+    await ledger.close()
+    assert path.read_bytes().endswith(b"}\n")
+    assert said(read_ledger(path)) == list(range(2 * ROOM_BYTES // 1000))
+
+
+async def test_what_a_killed_process_left_free_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(example_ledger(2) + bytes(ROOM_BYTES))
+    ledger = await LedgerFile.open(path, utc=lambda: TIME)
+    await ledger.append("fact", {"n": 3})
+    await ledger.close()
+    contents = read_ledger(path)
+    assert (said(contents), contents.torn_tail, contents.suspect) == ([1, 2, 3], False, None)
 
 
 @pytest.mark.parametrize("change", ["missing", "twice", "swapped"])
