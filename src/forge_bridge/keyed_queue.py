@@ -21,32 +21,43 @@ class KeyedQueue:
     A job that raises ends alone: what one message brings about must not end the others' work.
 
     :param limit: how many jobs may wait or run in all keys together.
+    :param max_bytes: how much all of them together may hold.
     """
 
-    def __init__(self, task_group: anyio.abc.TaskGroup, *, limit: int) -> None:
+    def __init__(self, task_group: anyio.abc.TaskGroup, *, limit: int, max_bytes: int = 0) -> None:
         self._task_group = task_group
         self._limit = limit
-        self._waiting: dict[Hashable, deque[Job]] = {}
+        self._max_bytes = max_bytes
+        self._waiting: dict[Hashable, deque[tuple[Job, int]]] = {}
         self._count = 0
+        self._size_bytes = 0
 
-    def submit(self, key: Hashable, job: Job) -> bool:
-        """Queue a job behind the others of its key; False when the queue is full."""
-        if self._count >= self._limit:
+    def submit(self, key: Hashable, job: Job, *, size_bytes: int = 0) -> bool:
+        """Queue a job behind the others of its key; False when there is no room for it.
+
+        :param size_bytes: what the job holds; one that holds next to nothing says 0.
+        """
+        if self._count >= self._limit or (
+            size_bytes and self._size_bytes + size_bytes > self._max_bytes
+        ):
             return False
         self._count += 1
+        self._size_bytes += size_bytes
         jobs = self._waiting.get(key)
         if jobs is None:
-            self._waiting[key] = deque([job])
+            self._waiting[key] = deque([(job, size_bytes)])
             self._task_group.start_soon(self._work, key)
         else:
-            jobs.append(job)
+            jobs.append((job, size_bytes))
         return True
 
     async def _work(self, key: Hashable) -> None:
         jobs = self._waiting[key]
         while jobs:
-            await _do(jobs.popleft())
+            job, size_bytes = jobs.popleft()
+            await _do(job)
             self._count -= 1
+            self._size_bytes -= size_bytes
         del self._waiting[key]
 
 

@@ -6,10 +6,12 @@ room for, nothing runs twice, everything accepted gets its result, and nothing i
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,10 @@ from memory_engine import MemoryEngine
 from scripted_hub import HubException, ScriptedHub, renewal
 from test_legacy import dispatch
 
-from forge_core.ports import EngineResource
+from forge_bridge.flows.inbox import MAX_QUEUED_BYTES
+from forge_core.ports import EngineResource, Ledger
 from forge_core.wire.from_bridge import HUB_METHODS
-from forge_core.wire.from_hub import CLIENT_TARGETS
+from forge_core.wire.from_hub import CLIENT_TARGETS, Cancel, Start
 
 HEARTBEAT_MS = 100
 MIB = 1 << 20
@@ -206,6 +209,48 @@ async def test_a_flood_is_taken_within_bounds(tmp_path: Path) -> None:
         await still_well(bridge, connections=2)
 
 
+@pytest.mark.requirement("B-03", "B-04")
+async def test_a_flood_of_large_messages_is_refused_by_name_and_holds_up_nothing(
+    tmp_path: Path,
+) -> None:
+    async with memory_bridge(tmp_path, allow_host_execution=True) as bridge:
+        hub, released = bridge.hub, anyio.Event()
+        ledgers, create = bridge.runner.ledgers, bridge.runner.ledgers.create
+
+        async def slow(attempt_id: str, fence: int) -> Ledger:
+            if attempt_id == "slow":
+                await released.wait()
+            return await create(attempt_id, fence)
+
+        ledgers.create = slow  # type: ignore[method-assign]
+        offer = bridge.offer("slow")
+        hub.send("Offer", offer)
+        agent = {"provider": "command", "argv": ["true"], "prompt": "x" * 900_000}
+        for _ in range(150):
+            hub.send("Start", {**bridge.start(offer), "agent": agent})
+        other = await bridge.accept()
+        assert held_characters() < 1.1 * MAX_QUEUED_BYTES
+        hub.send("Start", {**bridge.start(other), "agent": agent})
+        result = await hub.over(other["attemptId"])
+        assert (result["outcome"], result["failureCode"]) == ("failed", "internal_error")
+        assert str(MAX_QUEUED_BYTES) in result["summary"]
+        unasked = bridge.offer()
+        hub.send("Start", {**bridge.start(unasked), "agent": agent})
+        assert (await hub.over(unasked["attemptId"]))["failureCode"] == "start_timeout"
+        hub.send("Dispatch", dispatch("large", "true", *["x" * 100_000] * 9))
+        legacy = await hub.next("SubmitLegacyResult", dispatchId="large")
+        assert str(MAX_QUEUED_BYTES) in legacy["error"]
+        for _ in range(100):
+            hub.send("Cancel", {"attemptId": "slow", "fence": 2, "reason": "x" * 900_000})
+            hub.send("Start", {"attemptId": "slow", "fence": 2, "branch": "x" * 900_000})
+        await bridge.hub.over(await bridge.run("true"))
+        assert held_characters() < 1.1 * MAX_QUEUED_BYTES
+        released.set()
+        await hub.over("slow")
+        assert (await hub.over("slow"))["outcome"] == "succeeded"
+        await bridge.until_idle()
+
+
 @pytest.mark.requirement("B-88")
 async def test_a_flood_of_reap_actions_holds_up_nothing(tmp_path: Path) -> None:
     engine = MemoryEngine()
@@ -226,6 +271,22 @@ async def test_a_flood_of_reap_actions_holds_up_nothing(tmp_path: Path) -> None:
         await hub.next("SubmitReapOutcome", requestId="r0")
         await hub.next("SubmitReapOutcome", requestId="r15")
         assert len(hub.of("SubmitReapOutcome")) == 16
+
+
+def held_characters() -> int:
+    """In the large fields of messages that something in this process still holds."""
+    gc.collect()
+    texts: list[object] = []
+    for found in gc.get_objects():
+        if isinstance(found, Start):
+            texts.append(found.agent.prompt)
+        elif isinstance(found, Cancel):
+            texts.append(found.reason)
+        elif isinstance(found, partial):
+            texts += found.args
+        elif type(found) is dict:
+            texts += [found.get(name) for name in ("branch", "reason")]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def resident_kib() -> int:

@@ -7,8 +7,9 @@ never wait for one another, nor for an answer of the hub.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -19,7 +20,7 @@ from forge_bridge.flows.offer import Decisions, handle_offer, refuse_malformed
 from forge_bridge.flows.reap import Reaper, handle_reap
 from forge_bridge.flows.renew import handle_lease_update
 from forge_bridge.flows.settings import apply_settings
-from forge_bridge.flows.start import handle_malformed_start, handle_start
+from forge_bridge.flows.start import handle_start, handle_start_without_room, refuse_start
 from forge_bridge.keyed_queue import Job, KeyedQueue
 from forge_bridge.runner import Runner
 from forge_core.errors import RefusedError
@@ -38,6 +39,15 @@ from forge_core.wire.from_hub import (
 logger = structlog.get_logger(__name__)
 
 QUEUE_LIMIT: Final = 4_096
+MAX_QUEUED_BYTES: Final = 32 * 2**20
+"""What all messages that wait may hold, as JSON; a single one has at most a mebibyte."""
+
+NO_ROOM: Final = f"more than {MAX_QUEUED_BYTES} bytes of the hub's messages wait already"
+HELD_OFFERS: Final = 1_024
+"""Until the snapshot is settled; as many as a runner can have slots."""
+
+MAX_REASON_CHARACTERS: Final = 2_000
+TOO_LONG_FOR_AN_ID: Final = 129
 REAPS_WAITING: Final = 16
 """Each is a look at the whole engine; the passes of every minute do the same."""
 
@@ -104,27 +114,34 @@ class Inbox:
             return
         if self._held is None:
             self._submit_offer(offer, received_ms)
-        elif len(self._held) < QUEUE_LIMIT:
+        elif len(self._held) < HELD_OFFERS:
             self._held.append((offer, received_ms))
 
     def _submit_offer(self, offer: Offer, received_ms: int) -> None:
         self._submit(
             offer.attempt_id,
-            lambda: handle_offer(self._runner, self._queues.decisions, offer, received_ms),
+            partial(handle_offer, self._runner, self._queues.decisions, offer, received_ms),
+            size_bytes=_size_bytes(offer),
         )
 
     def _start(self, payload: object) -> None:
         try:
             start = parse(Start, payload, what="Start")
         except RefusedError as error:
-            detail = str(error)
             if isinstance(payload, dict) and self._may_be_for_us(payload, error):
-                key = str(payload.get("attemptId"))
-                self._submit(key, lambda: handle_malformed_start(self._runner, payload, detail))
+                attempt_id, fence = _id_in(payload, "attemptId"), payload.get("fence")
+                if type(fence) is int:
+                    refuse = partial(refuse_start, self._runner, (attempt_id, fence), str(error))
+                    self._submit(attempt_id, refuse)
             return
         received_ms = self._runner.clock.now_ms()
-        if self._is_for_us(start):
-            self._submit(start.attempt_id, lambda: handle_start(self._runner, start, received_ms))
+        if not self._is_for_us(start):
+            return
+        handle = partial(handle_start, self._runner, start, received_ms)
+        if not self._submit(start.attempt_id, handle, size_bytes=_size_bytes(start)):
+            key = (start.attempt_id, start.fence)
+            refuse = partial(handle_start_without_room, self._runner, key, NO_ROOM)
+            self._submit(start.attempt_id, refuse)
 
     def _lease_update(self, payload: object) -> None:
         update = self._read(LeaseUpdate, payload)
@@ -139,12 +156,13 @@ class Inbox:
         if cancel is None:
             return
         if cancel.fence == 0:
-            self._submit(("v1", cancel.attempt_id), lambda: self._legacy.cancel(cancel.attempt_id))
+            self._submit(("v1", cancel.attempt_id), partial(self._legacy.cancel, cancel.attempt_id))
             return
         key = (cancel.attempt_id, cancel.fence)
         if self._held is not None:
             self._held = [o for o in self._held if (o[0].attempt_id, o[0].fence) != key]
-        self._submit(cancel.attempt_id, lambda: handle_cancel(self._runner, cancel))
+        reason = (cancel.reason or "")[:MAX_REASON_CHARACTERS] or None
+        self._submit(cancel.attempt_id, partial(handle_cancel, self._runner, key, reason))
 
     def _dispatch(self, payload: object) -> None:
         try:
@@ -152,11 +170,14 @@ class Inbox:
         except RefusedError as error:
             self._complain("a malformed message from the hub", reason=str(error))
             if isinstance(payload, dict):
-                dispatch_id, detail = payload.get("dispatchId"), str(error)
-                key = ("v1", str(dispatch_id))
-                self._submit(key, lambda: self._legacy.refuse_malformed(dispatch_id, detail))
+                self._refuse_dispatch(_id_in(payload, "dispatchId"), f"malformed: {error}")
             return
-        self._submit(("v1", dispatch.dispatch_id), lambda: self._legacy.handle(dispatch))
+        key, handle = ("v1", dispatch.dispatch_id), partial(self._legacy.handle, dispatch)
+        if not self._submit(key, handle, size_bytes=_size_bytes(dispatch)):
+            self._refuse_dispatch(dispatch.dispatch_id, NO_ROOM)
+
+    def _refuse_dispatch(self, dispatch_id: str, error: str) -> None:
+        self._submit(("v1", dispatch_id), partial(self._legacy.refuse, dispatch_id, error))
 
     def _reap(self, payload: object) -> None:
         reap, reaper = self._read(Reap, payload), self._reaper
@@ -191,10 +212,15 @@ class Inbox:
         named = payload.get("runnerInstanceId")
         return not isinstance(named, str) or named == self._runner.identity.runner_instance_id
 
-    def _submit(self, key: Hashable, job: Job) -> None:
-        if not self._queues.work.submit(key, job):
-            # What is lost here the hub repeats: offers expire, renewals and cancels come again.
-            self._complain("the inbox is full; a message from the hub was dropped")
+    def _submit(self, key: Hashable, job: Job, *, size_bytes: int = 0) -> bool:
+        """Queue it; what is too much is refused by name where it would be waited for.
+
+        What is merely lost here the hub repeats: offers expire, renewals and cancels come again.
+        """
+        taken = self._queues.work.submit(key, job, size_bytes=size_bytes)
+        if not taken:
+            self._complain("the inbox is full; a message from the hub was not taken")
+        return taken
 
     def _complain(self, event: str, **about: str) -> None:
         self._complaints += 1
@@ -202,3 +228,13 @@ class Inbox:
             logger.warning(event, **{name: text[:500] for name, text in about.items()})
         if self._complaints == LOGGED_COMPLAINTS:
             logger.warning("more of the like on this connection is not logged")
+
+
+def _size_bytes(message: Offer | Start | Dispatch) -> int:
+    return len(message.model_dump_json())
+
+
+def _id_in(payload: Mapping[str, object], name: str) -> str:
+    """The id, as short as it is useful: what is too long for one names nothing here."""
+    value = payload.get(name)
+    return value[:TOO_LONG_FOR_AN_ID] if isinstance(value, str) else ""

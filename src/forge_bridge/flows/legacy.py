@@ -50,14 +50,13 @@ class LegacyDispatches:
         runner.notify()
         runner.tasks.start_soon(self._run, dispatch, path)
 
-    async def refuse_malformed(self, dispatch_id: object, detail: str) -> None:
-        """Malformed dispatches are reported back, not dropped (B-03).
+    async def refuse(self, dispatch_id: str, error: str) -> None:
+        """What cannot be taken is reported back, not dropped (B-03).
 
-        One that runs or has run is not: this is a damaged copy of it.
+        One that runs or has run is not: this is a copy of it.
         """
-        known = isinstance(dispatch_id, str) and self._runner.admission.was_held((dispatch_id, 0))
-        if not known:
-            await self._refuse(dispatch_id, f"malformed: {detail}")
+        if not self._runner.admission.was_held((dispatch_id, 0)):
+            await self._refuse(dispatch_id, error)
 
     async def cancel(self, dispatch_id: str) -> None:
         """End it if it runs."""
@@ -112,7 +111,7 @@ class LegacyDispatches:
             )
         )
 
-    async def _refuse(self, dispatch_id: object, error: str) -> None:
+    async def _refuse(self, dispatch_id: str, error: str) -> None:
         try:
             result = SubmitLegacyResult(
                 dispatch_id=dispatch_id,

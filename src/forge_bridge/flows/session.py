@@ -14,7 +14,13 @@ import anyio.abc
 import structlog
 
 from forge_bridge.flows.heartbeat import beat
-from forge_bridge.flows.inbox import QUEUE_LIMIT, REAPS_WAITING, Inbox, Queues
+from forge_bridge.flows.inbox import (
+    MAX_QUEUED_BYTES,
+    QUEUE_LIMIT,
+    REAPS_WAITING,
+    Inbox,
+    Queues,
+)
 from forge_bridge.flows.legacy import LegacyDispatches
 from forge_bridge.flows.offer import Decisions
 from forge_bridge.flows.reap import Reaper
@@ -79,7 +85,7 @@ class Session:
     _decisions: Decisions = field(init=False)
 
     def __post_init__(self) -> None:
-        self._queue = KeyedQueue(self.runner.tasks, limit=QUEUE_LIMIT)
+        self._queue = KeyedQueue(self.runner.tasks, limit=QUEUE_LIMIT, max_bytes=MAX_QUEUED_BYTES)
         self._reaps = KeyedQueue(self.runner.tasks, limit=REAPS_WAITING)
         self._decisions = Decisions(self.runner)
 

@@ -19,6 +19,7 @@ from forge_bridge.sandbox.prepare import prepare
 from forge_bridge.sandbox.stage import StageContext, failure_of
 from forge_bridge.sandbox.workspace import create_workspace
 from forge_core import lease as leases
+from forge_core.admission import Key
 from forge_core.attempt import Phase
 from forge_core.attempt_events import StageEntered, StagesEnded, Started
 from forge_core.errors import DiskUnusable, ForgeError
@@ -50,10 +51,7 @@ async def handle_start(runner: Runner, start: Start, received_ms: int) -> None:
         return
     run = runner.attempts.get(key)
     if run is None:
-        # What was held here has ended with a result of its own, which nothing may contradict.
-        if not runner.admission.was_held(key):
-            await supersede(runner, *key)
-            await _answer_too_late(runner, start)
+        await _answer_too_late(runner, key)
         return
     if run.state.phase is not Phase.RESERVED:
         return
@@ -67,14 +65,17 @@ async def handle_start(runner: Runner, start: Start, received_ms: int) -> None:
     await _begin(runner, run, start, received_ms)
 
 
-async def handle_malformed_start(runner: Runner, payload: object, detail: str) -> None:
-    """A start that cannot be read ends its reservation, so that the hub need not wait for it."""
-    if not isinstance(payload, dict):
-        return
-    attempt_id, fence = payload.get("attemptId"), payload.get("fence")
-    if not isinstance(attempt_id, str) or type(fence) is not int:
-        return
-    run = runner.attempts.get((attempt_id, fence))
+async def handle_start_without_room(runner: Runner, key: Key, detail: str) -> None:
+    """A start that was too much to keep, of which only its dispatch is known."""
+    if key in runner.attempts:
+        await refuse_start(runner, key, detail)
+    elif key[1] >= runner.admission.highest_fence(key[0]):
+        await _answer_too_late(runner, key)
+
+
+async def refuse_start(runner: Runner, key: Key, detail: str) -> None:
+    """A start that is not taken ends its reservation, so that the hub need not wait for it."""
+    run = runner.attempts.get(key)
     if run is not None and run.state.phase is Phase.RESERVED:
         await run.end(FailureCode.INTERNAL_ERROR, detail)
 
@@ -180,13 +181,17 @@ async def _conclude(run: AttemptRun, failure: FailureCode | None, detail: str | 
             await runner.clock.sleep_until_ms(runner.clock.now_ms() + 1_000)
 
 
-async def _answer_too_late(runner: Runner, start: Start) -> None:
+async def _answer_too_late(runner: Runner, key: Key) -> None:
     """A start without a live reservation runs nothing (protocol.md, Offer, reservation, start).
 
-    A hub that is not answered renews for ever what does not run, so a full disk is waited for;
-    how many wait is bounded by the queue of what the hub has said.
+    What was held here has ended with a result of its own, which nothing may contradict.  A hub
+    that is not answered renews for ever what does not run, so a full disk is waited for; how many
+    wait is bounded by the queue of what the hub has said.
     """
-    key, clock = (start.attempt_id, start.fence), runner.clock
+    if runner.admission.was_held(key):
+        return
+    await supersede(runner, *key)
+    clock = runner.clock
     while not await answer_without_run(
         runner, *key, FailureCode.START_TIMEOUT, "no live reservation"
     ):
