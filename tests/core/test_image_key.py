@@ -1,0 +1,102 @@
+"""Same key, same image: what the key tells apart, and what it does not."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_core.image_key import ImageInputs, context_id, image_key
+from forge_core.image_ports import BuildLimits
+
+LIMITS = BuildLimits(memory_bytes=4 << 30, cpu_quota_us=200_000, nofile=4096, pids=512)
+INPUTS = ImageInputs(
+    trust_domain_id="domain",
+    project_id="project",
+    contract=b"version: 1\n",
+    dockerfile=b"FROM scratch\n",
+    context_id="0" * 64,
+    sources=("a@sha256:" + "1" * 64, "b@sha256:" + "2" * 64),
+    tooling_image="tooling@sha256:" + "3" * 64,
+    limits=LIMITS,
+    builder="builder",
+    network=False,
+)
+OTHER = {
+    "trust_domain_id": "domai",
+    "project_id": "nproject",
+    "contract": b"version: 1",
+    "dockerfile": b"FROM scratch",
+    "context_id": "1" * 64,
+    "sources": INPUTS.sources[:1],
+    "tooling_image": "tooling@sha256:" + "4" * 64,
+    "limits": replace(LIMITS, pids=511),
+    "builder": "another",
+    "network": True,
+}
+
+texts = st.text(max_size=8)
+inputs = st.builds(
+    ImageInputs,
+    trust_domain_id=texts,
+    project_id=texts,
+    contract=st.binary(max_size=8),
+    dockerfile=st.binary(max_size=8),
+    context_id=texts,
+    sources=st.lists(texts, max_size=3, unique=True).map(sorted).map(tuple),
+    tooling_image=texts,
+    limits=st.builds(BuildLimits, *[st.integers(0, 3)] * 4),
+    builder=texts,
+    network=st.booleans(),
+)
+
+
+@pytest.mark.requirement("B-27")
+@pytest.mark.parametrize("name", [field.name for field in fields(ImageInputs)])
+def test_everything_that_decides_the_image_is_in_its_key(name: str) -> None:
+    assert image_key(replace(INPUTS, **{name: OTHER[name]})) != image_key(INPUTS)
+
+
+def test_every_limit_is_in_the_key() -> None:
+    limits = [replace(LIMITS, **{field.name: 1}) for field in fields(BuildLimits)]
+    assert len({image_key(replace(INPUTS, limits=other)) for other in (LIMITS, *limits)}) == 5
+
+
+@given(inputs, inputs)
+def test_two_inputs_have_one_key_only_when_they_are_the_same(
+    one: ImageInputs, other: ImageInputs
+) -> None:
+    assert (image_key(one) == image_key(other)) == (one == other)
+
+
+@given(st.permutations(INPUTS.sources))
+def test_the_order_of_the_sources_and_their_repetition_say_nothing(sources: list[str]) -> None:
+    again = replace(INPUTS, sources=(*sources, sources[0]))
+    assert image_key(again) == image_key(INPUTS)
+
+
+def listing(**files: str) -> bytes:
+    """As ``git ls-tree -r -z`` has it."""
+    return b"".join(f"100644 blob {blob}\t{path}\0".encode() for path, blob in files.items())
+
+
+@pytest.mark.requirement("B-52")
+def test_the_context_is_what_is_sent_and_nothing_else() -> None:
+    def is_sent(path: str) -> bool:
+        return path != "notes"
+
+    here = context_id(listing(code="aa", notes="bb"), is_sent)
+    assert context_id(listing(code="aa", notes="cc"), is_sent) == here
+    assert context_id(listing(code="aa"), is_sent) == here
+    assert context_id(listing(code="ab", notes="bb"), is_sent) != here
+    assert context_id(listing(cod="aa", notes="bb"), is_sent) != here
+    assert context_id(listing(code="aa", more="aa"), is_sent) != here
+    executable = listing(code="aa").replace(b"100644", b"100755")
+    assert context_id(executable, is_sent) != here
+
+
+def test_a_path_that_is_no_text_counts_too() -> None:
+    one, other = (b"100644 blob aa\t\xff" + end + b"\0" for end in (b"1", b"2"))
+    assert context_id(one, lambda _: True) != context_id(other, lambda _: True)
