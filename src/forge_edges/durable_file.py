@@ -13,10 +13,10 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, Generic, ParamSpec, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -27,6 +27,9 @@ from forge_core.errors import DiskUnusable, RefusedError
 FILE_MODE: Final = 0o600
 DISK_THREADS: Final = 8
 """Durable writes have threads of their own: never behind an engine that does not answer."""
+
+MAX_SHARED: Final = 64
+"""Calls that take one trip together; the first must not wait long for the last."""
 
 _TEMPORARY_PREFIX: Final = ".tmp-"
 _REFUSED: Final = {
@@ -42,6 +45,7 @@ _REFUSED: Final = {
 _limiter: Final = anyio.lowlevel.RunVar[anyio.CapacityLimiter]("forge-disk-threads")
 
 P = ParamSpec("P")
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -59,6 +63,69 @@ async def on_disk(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
         limiter = anyio.CapacityLimiter(DISK_THREADS)
         _limiter.set(limiter)
     return await anyio.to_thread.run_sync(lambda: function(*args, **kwargs), limiter=limiter)
+
+
+class _Call(Generic[A, T]):
+    """One argument, and what came of it."""
+
+    __slots__ = ("argument", "error", "may_go_on", "results")
+
+    def __init__(self, argument: A) -> None:
+        self.argument = argument
+        self.results: tuple[T, ...] = ()
+        self.error: Exception | None = None
+        self.may_go_on = anyio.Event()
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.results) or self.error is not None
+
+
+class SharedTrips(Generic[A, T]):
+    """:func:`on_disk` for one function of which many are called at once.
+
+    A trip to a worker thread and back costs several times what a small file does, so calls that
+    meet take it together: whoever finds nobody under way goes, with all who wait by then.
+    """
+
+    def __init__(self, function: Callable[[A], T]) -> None:
+        self._function = function
+        self._waiting: list[_Call[A, T]] = []
+        self._under_way = False
+
+    async def call(self, argument: A) -> T:
+        """What ``function(argument)`` returns or raises; cancellation is held back as there."""
+        call: _Call[A, T] = _Call(argument)
+        self._waiting.append(call)
+        with anyio.CancelScope(shield=True):
+            if self._under_way:
+                await call.may_go_on.wait()
+            if not call.is_done:
+                await self._go()
+        if call.error is not None:
+            raise call.error
+        return call.results[0]
+
+    async def _go(self) -> None:
+        """Take along who waits; afterwards the first of those who came meanwhile goes."""
+        calls, self._waiting = self._waiting[:MAX_SHARED], self._waiting[MAX_SHARED:]
+        self._under_way = True
+        try:
+            await on_disk(self._run, calls)
+        except Exception as error:  # noqa: BLE001 - no thread to be had; raised likewise
+            for call in calls:
+                call.error = error
+        finally:
+            self._under_way = bool(self._waiting)
+            for call in (*calls, *self._waiting[:1]):
+                call.may_go_on.set()
+
+    def _run(self, calls: Iterable[_Call[A, T]]) -> None:
+        for call in calls:
+            try:
+                call.results = (self._function(call.argument),)
+            except Exception as error:  # noqa: BLE001 - raised where the call was made
+                call.error = error
 
 
 @contextmanager

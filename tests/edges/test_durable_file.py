@@ -14,6 +14,8 @@ import pytest
 from forge_core.errors import DiskUnusable, RefusedError
 from forge_edges import durable_file
 from forge_edges.durable_file import (
+    MAX_SHARED,
+    SharedTrips,
     create_file,
     on_disk,
     read_file,
@@ -229,3 +231,102 @@ async def test_an_event_loop_goes_on_while_the_disk_hangs() -> None:
         tasks.start_soon(tick)
         await ticked.wait()
         go_on.set()
+
+
+class Doubler:
+    """Doubles numbers on a disk that does not move until it may."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def double(self, number: int) -> int:
+        self.begun.set()
+        assert self.go_on.wait(30)
+        self.done.append(number)
+        if number == 3:
+            raise DiskUnusable("cannot double 3")
+        return 2 * number
+
+
+async def test_calls_that_meet_take_one_trip_and_each_hears_its_own_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trips = 0
+    doubler = Doubler()
+    shared = SharedTrips(doubler.double)
+    outcomes: dict[int, object] = {}
+
+    async def counted(function: Callable[..., object], *arguments: object) -> object:
+        nonlocal trips
+        trips += 1
+        return await on_disk(function, *arguments)
+
+    async def call(number: int) -> None:
+        try:
+            outcomes[number] = await shared.call(number)
+        except DiskUnusable as error:
+            outcomes[number] = str(error)
+
+    monkeypatch.setattr(durable_file, "on_disk", counted)
+    async with anyio.create_task_group() as tasks:
+        for number in range(MAX_SHARED + 5):
+            tasks.start_soon(call, number)
+        await anyio.to_thread.run_sync(doubler.begun.wait, 30)
+        await anyio.wait_all_tasks_blocked()
+        doubler.go_on.set()
+    expected: dict[int, object] = {number: 2 * number for number in range(MAX_SHARED + 5)}
+    assert outcomes == expected | {3: "cannot double 3"}
+    assert doubler.done == list(range(MAX_SHARED + 5))
+    assert trips == 3, "the first alone, as many as fit, and the rest"
+    assert await shared.call(100) == 200
+
+
+async def test_a_cancelled_call_is_carried_through_and_holds_up_nobody() -> None:
+    doubler = Doubler()
+    shared = SharedTrips(doubler.double)
+    outcomes: dict[int, int] = {}
+    impatient = anyio.CancelScope()
+
+    async def call(number: int, scope: anyio.CancelScope) -> None:
+        with scope:
+            outcomes[number] = await shared.call(number)
+            await anyio.lowlevel.checkpoint()
+            assert not scope.cancel_called, "the cancellation was swallowed"
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, 1, anyio.CancelScope())
+        await anyio.to_thread.run_sync(doubler.begun.wait, 30)
+        tasks.start_soon(call, 2, impatient)
+        tasks.start_soon(call, 4, anyio.CancelScope())
+        await anyio.wait_all_tasks_blocked()
+        impatient.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert outcomes == {}
+        doubler.go_on.set()
+    assert outcomes == {1: 2, 2: 4, 4: 8}
+
+
+async def test_where_there_is_no_thread_every_caller_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def no_thread(*_arguments: object) -> None:
+        await anyio.lowlevel.checkpoint()
+        raise RuntimeError("can't start new thread")
+
+    shared = SharedTrips(str)
+    failed = 0
+
+    async def call(number: int) -> None:
+        nonlocal failed
+        with pytest.raises(RuntimeError, match="new thread"):
+            await shared.call(number)
+        failed += 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable_file, "on_disk", no_thread)
+        async with anyio.create_task_group() as tasks:
+            for number in range(5):
+                tasks.start_soon(call, number)
+    assert failed == 5
+    assert await shared.call(7) == "7"

@@ -19,6 +19,7 @@ from forge_core.errors import DiskUnusable, ForgeError, RefusedError
 from forge_core.outbox import CLEANUP_REPORT, Entry, entry_of
 from forge_core.sealed import BrokenSeal, encode, seal, unseal
 from forge_edges.durable_file import (
+    SharedTrips,
     disk_errors,
     on_disk,
     read_file,
@@ -39,6 +40,8 @@ class MessageStore:
     def __init__(self, outbox: Path, cleanup_reports: Path) -> None:
         self._outbox = outbox
         self._cleanup_reports = cleanup_reports
+        self._reads = SharedTrips(self._read)
+        self._removals = SharedTrips(self._remove)
 
     async def load(self) -> tuple[Entry, ...]:
         """All entries in the order of creation; damaged files are set aside."""
@@ -56,14 +59,14 @@ class MessageStore:
 
         :raises RefusedError: code ``message_damaged``; the file has been set aside.
         """
-        return await on_disk(self._read, entry)
+        return await self._reads.call(entry)
 
     async def remove(self, entry: Entry) -> None:
         """Forget an acknowledged message.
 
         Not synced: one that comes back after a crash is sent again and is a duplicate.
         """
-        await on_disk(self._remove, entry)
+        await self._removals.call(entry)
 
     async def set_aside(self, entry: Entry, reason: str, detail: str) -> None:
         """Keep a message that is not sent any more for the operator, with the reason.

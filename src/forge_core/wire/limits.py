@@ -107,8 +107,11 @@ def cut_detail(resource: RemovedResource) -> RemovedResource:
 
 def split_cleanup_report(report: SubmitCleanupReport) -> tuple[SubmitCleanupReport, ...]:
     """The report as numbered parts; a small one is one part of one."""
+    resources = tuple(cut_detail(resource) for resource in report.resources)
+    whole = report.model_copy(update={"resources": resources, "part": 1, "parts": 1})
+    if measured_size_bytes(whole.to_wire()) <= MAX_MESSAGE_BYTES:
+        return (whole,)
     empty = measured_size_bytes(report.model_copy(update={"resources": ()}).to_wire()) + 32
-    resources = [cut_detail(resource) for resource in report.resources]
     groups = _pack(resources, MAX_MESSAGE_BYTES - empty, _model_bytes)
     return tuple(
         report.model_copy(update={"resources": group, "part": n, "parts": len(groups)})
