@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -55,7 +56,7 @@ class ProcessHostCommands:
                 command,
                 cwd=directory,
                 env={**inherited, **environment},
-                stdin=None,
+                stdin=subprocess.DEVNULL,
                 stderr=-2,
                 start_new_session=True,
             )

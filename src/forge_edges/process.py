@@ -16,7 +16,7 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -108,12 +108,33 @@ class Process:
         :raises ProcessTimedOut: the deadline has passed; :meth:`close` is still due.
         """
         with anyio.CancelScope(deadline=self._deadline):
-            return await _read(_descriptor(self._popen.stdout))
+            return await _read(_opened(self._popen.stdout).fileno())
         raise self._timed_out()
 
     async def feed(self, data: bytes) -> None:
         """Write all of *data* to standard input and close it; a reader that left is no error."""
-        descriptor = _descriptor(self._popen.stdin)
+        await self._write(data)
+        _opened(self._popen.stdin).close()
+
+    async def feed_from(self, pieces: AsyncIterable[bytes]) -> None:
+        """Write the pieces to standard input as they come, and close it.
+
+        A reader that left is no error; the pieces that it did not want are not asked for.
+        """
+        iterator = aiter(pieces)
+        try:
+            async for piece in iterator:
+                if not await self._write(piece):
+                    break
+        finally:
+            # What a generator holds open must not wait for the garbage collector.
+            if isinstance(iterator, AsyncGenerator):
+                with anyio.CancelScope(shield=True):
+                    await iterator.aclose()
+        _opened(self._popen.stdin).close()
+
+    async def _write(self, data: bytes) -> bool:
+        descriptor = _opened(self._popen.stdin).fileno()
         view = memoryview(data)
         while view:
             try:
@@ -121,13 +142,12 @@ class Process:
             except BlockingIOError:
                 await anyio.wait_writable(descriptor)
             except BrokenPipeError:
-                break
-        if self._popen.stdin is not None:
-            self._popen.stdin.close()
+                return False
+        return True
 
     async def keep_stderr(self) -> None:
         """Read standard error to its end, keeping the last ``stderr_bytes`` of it."""
-        while data := await _read(_descriptor(self._popen.stderr)):
+        while data := await _read(_opened(self._popen.stderr).fileno()):
             self._keep(data)
             await anyio.lowlevel.checkpoint()
 
@@ -178,7 +198,7 @@ class Process:
     def _reap(self) -> Outcome:
         self._signal_group(signal.SIGKILL)
         exit_code = self._popen.wait()
-        while data := _read_ready(_descriptor(self._popen.stderr)):
+        while self._popen.stderr and (data := _read_ready(self._popen.stderr.fileno())):
             self._keep(data)
         return Outcome(exit_code, b"", bytes(self._stderr))
 
@@ -193,7 +213,7 @@ class Process:
         del self._stderr[: max(0, len(self._stderr) - self.bounds.stderr_bytes)]
 
     def _take_rest(self, captured: bytearray) -> None:
-        descriptor = _descriptor(self._popen.stdout)
+        descriptor = _opened(self._popen.stdout).fileno()
         while len(captured) <= self.bounds.stdout_bytes and (data := _read_ready(descriptor)):
             captured += data
 
@@ -209,12 +229,14 @@ def start(
     bounds: Bounds,
     stdin: IO[bytes] | int = subprocess.DEVNULL,
     stdout: IO[bytes] | int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+    name: str = "",
 ) -> Process:
     """Start *argv* in a session of its own; the caller owns :meth:`Process.close`.
 
+    :param name: what messages call it; else the name of the executable.
     :raises ProcessNotStarted: it is not there or not executable (``code="not_executable"``).
     """
-    name = Path(argv[0]).name
     try:
         popen = subprocess.Popen(
             [os.fspath(argument) for argument in argv],
@@ -222,7 +244,7 @@ def start(
             cwd=cwd,
             stdin=stdin,
             stdout=stdout,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             bufsize=0,
             start_new_session=True,
         )
@@ -232,7 +254,7 @@ def start(
         ) from error
     try:
         _limit(popen.pid, bounds)
-        return Process(popen, name, bounds)
+        return Process(popen, name or Path(argv[0]).name, bounds)
     except BaseException:
         popen.kill()
         popen.wait()
@@ -291,6 +313,60 @@ async def run(
         await process.close()
 
 
+async def stream(
+    argv: Sequence[str | Path],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    bounds: Bounds,
+    input: AsyncIterable[bytes],  # noqa: A002 - as in run
+    on_output: Callable[[bytes], None],
+    name: str = "",
+) -> int:
+    """Run *argv* to its end, feeding it and handing on its output as they come; its status.
+
+    Memory stays flat whatever goes in or comes out.
+
+    :param input: read only as fast as the program reads, and no further than it wants.
+    :param on_output: takes standard output and standard error in one; never waits.
+    :param name: what messages call it; else the name of the executable.
+    :raises ProcessNotStarted: it is not there or not executable.
+    :raises ProcessTimedOut: it ran longer than ``bounds.timeout_ms``.
+    :raises ForgeError: of ``input``; the program has been ended.
+    """
+    pipe = subprocess.PIPE
+    process = start(
+        argv, env=env, cwd=cwd, bounds=bounds, stdin=pipe, stderr=subprocess.STDOUT, name=name
+    )
+    try:
+        outcome: Outcome | None = None
+        async with anyio.create_task_group() as group:
+            group.cancel_scope.deadline = process._deadline
+            group.start_soon(process.feed_from, input)
+            group.start_soon(_hand_on, process, on_output)
+            await process._ended()
+            outcome = process._reap()
+            group.cancel_scope.cancel()
+        if outcome is None:
+            raise process._timed_out()
+        # Nobody of the group writes any more, and a pipe holds no more than one chunk (pipe(7)).
+        if data := _read_ready(_opened(process._popen.stdout).fileno()):
+            on_output(data)
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    else:
+        return outcome.exit_code
+    finally:
+        await process.close()
+
+
+async def _hand_on(process: Process, on_output: Callable[[bytes], None]) -> None:
+    while data := await process.read():
+        on_output(data)
+        # A program that writes as fast as it is read must leave turns to others.
+        await anyio.lowlevel.checkpoint()
+
+
 async def _capture(process: Process, captured: bytearray, scope: anyio.CancelScope) -> None:
     while data := await process.read():
         captured += data
@@ -301,10 +377,10 @@ async def _capture(process: Process, captured: bytearray, scope: anyio.CancelSco
         await anyio.lowlevel.checkpoint()
 
 
-def _descriptor(pipe: IO[bytes] | None) -> int:
+def _opened(pipe: IO[bytes] | None) -> IO[bytes]:
     if pipe is None:
         raise AssertionError("this stream of the program is not a pipe of ours")
-    return pipe.fileno()
+    return pipe
 
 
 async def _read(descriptor: int) -> bytes:

@@ -70,14 +70,14 @@ def kill_all() -> None:
 
 
 def start(argv: list[str]) -> int:
-    """The command in a session of its own, standard input empty; returns its pid."""
+    """The command in a session of its own, which alone has the standard input; returns its pid."""
     pid = os.fork()
     if pid:
+        # A second reader would keep the writer waiting for one that has left.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         return pid
     try:
         os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execvp(argv[0], argv)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -19,6 +20,7 @@ from forge_edges.process import (
     ProcessTimedOut,
     run,
     start,
+    stream,
 )
 
 BOUNDS = Bounds(timeout_ms=20_000)
@@ -198,3 +200,85 @@ async def test_nothing_stays_open() -> None:
     for _ in range(3):
         await python("print('x')")
     assert len(os.listdir("/proc/self/fd")) <= len(before) + 1
+
+
+class Pieces:
+    """An endless input that says how much of it was asked for, and that it was closed."""
+
+    def __init__(self, piece: bytes, count: int = 1 << 30) -> None:
+        self.asked = 0
+        self.closed = False
+        self._piece = piece
+        self._count = count
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            while self.asked < self._count:
+                self.asked += 1
+                yield self._piece
+        finally:
+            self.closed = True
+
+
+async def streamed(
+    code: str, pieces: Pieces, output: list[bytes], timeout_ms: int = 20_000, name: str = ""
+) -> int:
+    return await stream(
+        [sys.executable, "-I", "-S", "-c", code],
+        env=ENV,
+        cwd=HERE,
+        bounds=Bounds(timeout_ms=timeout_ms),
+        input=pieces,
+        on_output=output.append,
+        name=name,
+    )
+
+
+async def test_input_and_output_flow_at_once() -> None:
+    code = """
+import os, sys
+while piece := sys.stdin.buffer.read(1 << 16):
+    os.write(1 if piece[0] else 2, piece)
+sys.exit(7)
+"""
+    output: list[bytes] = []
+    pieces = Pieces(b"\0" * 65_536 + b"\1" * 65_536, 64)
+    assert await streamed(code, pieces, output) == 7
+    assert sum(map(len, output)) == 64 * 131_072
+    assert pieces.closed
+    assert all(len(piece) <= 65_536 for piece in output)
+
+
+async def test_a_program_that_wants_no_more_ends_the_input() -> None:
+    pieces, output = Pieces(bytes(65_536)), list[bytes]()
+    assert await streamed("import os; os.read(0, 10); print('enough')", pieces, output) == 0
+    assert (b"".join(output), pieces.closed) == (b"enough\n", True)
+    assert pieces.asked < 10
+
+
+async def test_a_program_is_fed_no_faster_than_it_reads() -> None:
+    pieces, output = Pieces(bytes(65_536)), list[bytes]()
+    with pytest.raises(ProcessTimedOut, match="the reader did not end within 500 ms"):
+        await streamed("import time; time.sleep(600)", pieces, output, 500, "the reader")
+    assert pieces.closed
+    assert pieces.asked < 10
+
+
+async def test_an_input_that_fails_ends_the_program_and_says_why() -> None:
+    class Failing(Pieces):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"first"
+            raise RefusedError("cannot read the tree", code="workspace_invalid")
+
+    output: list[bytes] = []
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with pytest.raises(RefusedError, match="cannot read the tree"):
+        await streamed(code, Failing(b""), output)
+    await gone(*(int(pid) for pid in b"".join(output).split()))
+
+
+async def test_a_program_that_cannot_be_run_asks_for_no_input() -> None:
+    pieces = Pieces(b"x")
+    with pytest.raises(ProcessNotStarted):
+        await stream(["/nowhere"], env=ENV, cwd=HERE, bounds=BOUNDS, input=pieces, on_output=print)
+    assert pieces.asked == 0
