@@ -81,6 +81,19 @@ class EngineResource:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineImage:
+    """An image as the engine lists it.
+
+    :param id: ``sha256:…`` of its configuration.
+    :param names: every ``name:tag`` under which the engine keeps it; none: nothing but its id.
+    """
+
+    id: str
+    names: tuple[str, ...]
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class ExitStatus:
     """How a container's PID 1 ended, in the engine's words; see testbed.md for how they lie."""
 
@@ -111,6 +124,19 @@ class Engine(Protocol):
         """The engine's ``info`` as it is: settings, which are no evidence that they work."""
 
     async def inspect_image(self, reference: str) -> Mapping[str, Any]: ...
+
+    async def list_images(self, labels: Mapping[str, str]) -> Sequence[EngineImage]:
+        """Every image that carries all these labels; raises like :meth:`list_resources`."""
+
+    async def tag_image(self, image: str, name: str) -> None:
+        """Give an image one more ``name:tag``; takes it away from an image that had it."""
+
+    async def remove_image(self, name: str) -> None:
+        """Take a ``name:tag`` away, and with its last name the image; never by force.
+
+        :raises EngineConflict: it is the last name, and a container uses the image.
+        """
+
     async def create_container(self, name: str, request: Mapping[str, Any]) -> str: ...
     async def start_container(self, container: str) -> None: ...
     async def inspect_container(self, container: str) -> Mapping[str, Any]: ...

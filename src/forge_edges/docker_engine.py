@@ -18,15 +18,27 @@ import structlog
 from docker import APIClient
 from docker.tls import TLSConfig
 
-from forge_core.errors import EngineConflict, EngineNotFound, EngineTimedOut, EngineUnreachable
-from forge_core.ports import EngineResource, ExitStatus
+from forge_core.errors import (
+    EngineConflict,
+    EngineNotFound,
+    EngineRefused,
+    EngineTimedOut,
+    EngineUnreachable,
+)
+from forge_core.ports import EngineImage, EngineResource, ExitStatus
 from forge_core.wire.codes import ResourceKind
 from forge_core.wire.shapes import EngineFacts
 from forge_edges.docker_attach import DockerAttachment, attach
 from forge_edges.docker_calls import EngineCalls
 from forge_edges.docker_context import DockerEndpoint
 from forge_edges.docker_errors import short
-from forge_edges.docker_facts import OLDEST_API, agree_on_api, engine_facts, engine_resource
+from forge_edges.docker_facts import (
+    OLDEST_API,
+    agree_on_api,
+    engine_facts,
+    engine_image,
+    engine_resource,
+)
 from forge_edges.docker_stream import CHUNK_BYTES, Exchange, exchange
 from forge_edges.docker_transport import UnixSocketAdapter
 
@@ -102,6 +114,28 @@ class DockerEngine:
         return await self._call(
             f"inspect image {reference}",
             lambda api: api.inspect_image(reference),  # type: ignore[no-untyped-call]
+        )
+
+    async def list_images(self, labels: Mapping[str, str]) -> Sequence[EngineImage]:
+        """All images with all of these labels; raises like :meth:`list_resources`."""
+        filters = {"label": _label_filter(labels)}
+        images = await self._call("list images", lambda api: api.images(filters=filters))
+        await self._require_same_engine("list the images")
+        found = map(engine_image, images)
+        return [image for image in found if labels.items() <= image.labels.items()]
+
+    async def tag_image(self, image: str, name: str) -> None:
+        """:raises EngineNotFound: no such image."""
+        repository, _, tag = name.rpartition(":")
+        what = f"tag image {image} as {name}"
+        if not await self._call(what, lambda api: api.tag(image, repository, tag)):
+            raise EngineRefused(f"cannot {what}: the engine answered without doing it")
+
+    async def remove_image(self, name: str) -> None:
+        """:raises EngineNotFound: no such image.  :raises EngineConflict: a container uses it."""
+        await self._call(
+            f"remove image {name}",
+            lambda api: api.remove_image(name),
         )
 
     async def create_container(self, name: str, request: Mapping[str, Any]) -> str:
@@ -303,8 +337,7 @@ class DockerEngine:
         :raises EngineUnreachable: also when it is not the engine any more that :meth:`facts`
             named first: what that one holds is not gone because another does not have it.
         """
-        assert labels, "an unfiltered list names the resources of others"
-        filters = {"label": [f"{name}={value}" for name, value in labels.items()]}
+        filters = {"label": _label_filter(labels)}
         containers = await self._call(
             "list containers", lambda api: api.containers(all=True, filters=filters)
         )
@@ -312,17 +345,20 @@ class DockerEngine:
         volumes = await self._call("list volumes", lambda api: api.volumes(filters=filters))
         if warnings := volumes.get("Warnings"):
             raise EngineUnreachable(f"cannot list volumes: the list is partial: {warnings}")
-        if self._id is not None and (other := str((await self.info()).get("ID"))[:256]) != self._id:
-            raise EngineUnreachable(
-                f"cannot list the resources of engine {self._id}: engine {other} stands in its"
-                " place; bring the first one back, or restart the bridge to serve this one"
-            )
+        await self._require_same_engine("list the resources")
         found = [
             *(engine_resource(ResourceKind.CONTAINER, item) for item in containers),
             *(engine_resource(ResourceKind.NETWORK, item) for item in networks),
             *(engine_resource(ResourceKind.VOLUME, item) for item in volumes.get("Volumes") or ()),
         ]
         return [item for item in found if labels.items() <= item.labels.items()]
+
+    async def _require_same_engine(self, what: str) -> None:
+        if self._id is not None and (other := str((await self.info()).get("ID"))[:256]) != self._id:
+            raise EngineUnreachable(
+                f"cannot {what} of engine {self._id}: engine {other} stands in its"
+                " place; bring the first one back, or restart the bridge to serve this one"
+            )
 
     async def _call(self, what: str, call: Callable[[APIClient], T]) -> T:
         api = (await self._agreed()).api
@@ -391,6 +427,11 @@ class DockerEngine:
             client.mount("http://", pooled)
             client.mount("https://", pooled)
         return client
+
+
+def _label_filter(labels: Mapping[str, str]) -> list[str]:
+    assert labels, "an unfiltered list names what belongs to others"
+    return [f"{name}={value}" for name, value in labels.items()]
 
 
 async def _send_chunks(raw: Exchange, archive: AsyncIterable[bytes]) -> None:

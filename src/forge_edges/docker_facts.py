@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from forge_core.errors import EngineRefused
-from forge_core.ports import EngineResource
+from forge_core.ports import EngineImage, EngineResource
 from forge_core.wire.codes import ResourceKind
 from forge_core.wire.shapes import EngineFacts, EngineLimits
 
@@ -95,6 +95,12 @@ def engine_resource(kind: ResourceKind, item: Mapping[str, Any]) -> EngineResour
         created_at = normalised(item.get("Created") or item.get("CreatedAt"))
     identity = name if kind is ResourceKind.VOLUME else str(item["Id"])
     return EngineResource(kind, identity, name, dict(item.get("Labels") or {}), created_at)
+
+
+def engine_image(item: Mapping[str, Any]) -> EngineImage:
+    """One item of the engine's image list; to some engines, no name at all is one too."""
+    names = [name for name in item.get("RepoTags") or () if name != "<none>:<none>"]
+    return EngineImage(str(item["Id"]), tuple(names), dict(item.get("Labels") or {}))
 
 
 def from_unix(seconds: object) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import anyio
 import pytest
@@ -47,11 +48,19 @@ class Subject:
     :param owner: whose everything is; removed after the test.
     :param image: an image in the engine's store whose ``/bin/sh`` understands ``exit``, ``echo``,
         ``read``, ``cat`` and ``sleep``.
+    :param make_image: puts an image with these labels into the engine's store; its id.
     """
 
     engine: Engine
     owner: Owner
     image: str
+    make_image: Callable[[Mapping[str, str]], str]
+    names: list[str] = field(default_factory=list)
+
+    def name_of_image(self, tag: str) -> str:
+        """A ``name:tag`` that is taken away after the test."""
+        self.names.append(f"forge-test-{self.owner.runner_id}:{tag}")
+        return self.names[-1]
 
     def spec(self, script: str, role: str = "agent") -> ContainerSpec:
         """A hardened container that runs a script."""
@@ -83,6 +92,9 @@ class Subject:
             for item in found:
                 if item.kind is kind:
                     await removal(item.id)
+        for name in self.names:
+            with suppress(EngineNotFound):
+                await self.engine.remove_image(name)
 
 
 async def output_of(attachment: Attachment) -> dict[int, bytes]:
@@ -355,6 +367,55 @@ class EngineContract:
         everything = await engine.list_resources(runner_filter(owner.runner_id))
         assert {item.id for item in everything} - {item.id for item in listed} == {strange}
 
+    @pytest.mark.requirement("B-89")
+    async def test_images_are_listed_by_all_their_labels(self, subject: Subject) -> None:
+        engine, mine = subject.engine, {"forge-test": subject.owner.runner_id, "n": "1"}
+        image = subject.make_image(mine)
+        first, second = subject.name_of_image("first"), subject.name_of_image("second")
+        await engine.tag_image(image, first)
+        await engine.tag_image(image, second)
+        (listed,) = await engine.list_images(mine)
+        assert (listed.id, sorted(listed.names)) == (image, sorted([first, second]))
+        assert mine.items() <= listed.labels.items()
+        assert (await engine.inspect_image(first))["Id"] == image
+        assert await engine.list_images({**mine, "n": "2"}) == []
+
+    @pytest.mark.requirement("B-89")
+    async def test_an_image_goes_with_its_last_name(self, subject: Subject) -> None:
+        engine, mine = subject.engine, {"forge-test": subject.owner.runner_id}
+        image = subject.make_image(mine)
+        first, second = subject.name_of_image("first"), subject.name_of_image("second")
+        await engine.tag_image(image, first)
+        await engine.tag_image(image, second)
+        await engine.remove_image(first)
+        assert (await engine.inspect_image(image))["Id"] == image
+        with pytest.raises(EngineNotFound):
+            await engine.inspect_image(first)
+        await engine.remove_image(second)
+        with pytest.raises(EngineNotFound):
+            await engine.inspect_image(image)
+        assert await engine.list_images(mine) == []
+
+    async def test_an_image_in_use_stays(self, subject: Subject) -> None:
+        engine = subject.engine
+        image, name = subject.make_image({"forge-test": "in-use"}), subject.name_of_image("used")
+        await engine.tag_image(image, name)
+        container = await subject.create(replace(subject.spec("exit 0"), image=image))
+        with pytest.raises(EngineConflict):
+            await engine.remove_image(name)
+        await engine.remove_container(container)
+        await engine.remove_image(name)
+
+    async def test_a_name_moves_to_the_image_that_got_it_last(self, subject: Subject) -> None:
+        engine, name = subject.engine, subject.name_of_image("moves")
+        one, other = subject.make_image({"n": "1"}), subject.make_image({"n": "2"})
+        keep = subject.name_of_image("stays")
+        await engine.tag_image(one, keep)
+        await engine.tag_image(one, name)
+        await engine.tag_image(other, name)
+        assert (await engine.inspect_image(name))["Id"] == other
+        assert (await engine.inspect_image(keep))["Id"] == one
+
     async def test_what_is_not_there_is_not_found(self, subject: Subject) -> None:
         engine, name = subject.engine, subject.owner.name("agent")
 
@@ -372,6 +433,9 @@ class EngineContract:
             engine.has_path(name, "/"),
             engine.remove_volume(name),
             engine.remove_network(name),
+            engine.inspect_image(f"{name}:none"),
+            engine.tag_image(f"{name}:none", f"{name}:one"),
+            engine.remove_image(f"{name}:none"),
             attach(),
         )
         for attempt in attempts:

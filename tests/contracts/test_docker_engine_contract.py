@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 from engine_contract import EngineContract, Subject
+from lib.engine_api import EngineApi
 
 from engines import Engine as BedEngine
 from forge_core.labels import Owner
@@ -13,12 +15,31 @@ from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
 
 
+def labelled_image(api: EngineApi, base: str, labels: Mapping[str, str]) -> str:
+    """What ``docker commit`` makes of a container that nobody started."""
+    config = {"Image": base, "Cmd": ["true"]}
+    _, answer = api.call("POST", "/containers/create", body=json.dumps(config))
+    container = json.loads(answer)["Id"]
+    try:
+        query = {"container": container}
+        body = json.dumps({"Image": base, "Labels": dict(labels)})
+        status, answer = api.call("POST", "/commit", query, body=body)
+        assert status == 201, answer
+        return str(json.loads(answer)["Id"])
+    finally:
+        api.call("DELETE", f"/containers/{container}", {"force": "1"})
+
+
 @pytest.fixture
 async def subject(engine: BedEngine, runner_id: str) -> AsyncIterator[Subject]:
     endpoint = resolve_endpoint(None, {"DOCKER_HOST": engine.base_url})
     owner = Owner(runner_id, "instance", "attempt", 1, "project", "domain")
     async with DockerEngine.connect(endpoint) as door:
-        subject = Subject(door, owner, engine.busybox_image)
+
+        def make_image(labels: Mapping[str, str]) -> str:
+            return labelled_image(engine.api, engine.busybox_image, labels)
+
+        subject = Subject(door, owner, engine.busybox_image, make_image)
         yield subject
         await subject.remove_everything()
 

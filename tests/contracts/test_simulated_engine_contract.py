@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
 from engine_contract import EngineContract, Subject
 
 from forge_core.labels import Owner
-from forge_core.ports import EngineResource
+from forge_core.ports import EngineImage, EngineResource
 from simulation.engine import Container, Program, SimulatedEngine
 from simulation.engine_door import EngineDoor
 from simulation.faults import Faults
@@ -42,10 +42,17 @@ async def subject() -> AsyncIterator[Subject]:
     world = World(1, asyncio.get_running_loop())
     engine = SimulatedEngine(world, Faults(), NobodyWatches(), program, frozenset({IMAGE}))
     owner = Owner("runner", "instance", "attempt", 1, "project", "domain")
-    subject = Subject(EngineDoor(engine, let_through), owner, IMAGE)
+
+    def make_image(labels: Mapping[str, str]) -> str:
+        identity = f"sha256:{len(engine.images):064x}"
+        engine.images[identity] = EngineImage(identity, (), dict(labels))
+        return identity
+
+    subject = Subject(EngineDoor(engine, let_through), owner, IMAGE, make_image)
     yield subject
     await subject.remove_everything()
     assert engine.resources() == []
+    assert [image for image in engine.images.values() if image.names] == []
     assert world.violations == []
 
 

@@ -10,13 +10,14 @@ import json
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import anyio.abc
 
 from forge_core.errors import EngineConflict, EngineNotFound, EngineTimedOut, EngineUnreachable
-from forge_core.ports import EngineResource, ExitStatus
+from forge_core.ports import EngineImage, EngineResource, ExitStatus
 from forge_core.wire.codes import ResourceKind
 from forge_core.wire.shapes import EngineFacts, EngineLimits
 
@@ -140,6 +141,8 @@ class MemoryEngine:
     :ivar programs: what a container of a role runs.
     :ivar faults: by method, the error that it raises instead of doing anything.
     :ivar most_at_once: the most agents that ever ran together.
+    :ivar images: those that it can list, by id; any other is there all the same, without a name.
+    :ivar configs: what an image declares, by id.
     """
 
     def __init__(self) -> None:
@@ -149,6 +152,8 @@ class MemoryEngine:
         self.volumes: dict[str, Mapping[str, str]] = {}
         self.created: list[str] = []
         self.most_at_once = 0
+        self.images: dict[str, EngineImage] = {}
+        self.configs: dict[str, Mapping[str, Any]] = {}
         self._tasks: anyio.abc.TaskGroup
 
     @asynccontextmanager
@@ -178,7 +183,35 @@ class MemoryEngine:
 
     async def inspect_image(self, reference: str) -> Mapping[str, Any]:
         await self._enter("inspect_image")
-        return {"Id": reference, "Os": "linux", "Config": {}}
+        known = self._image(reference)
+        if known is None:
+            if ":" in reference and "sha256:" not in reference:
+                raise EngineNotFound(f"cannot inspect image {reference}: there is none")
+            return {"Id": reference, "Os": "linux", "Config": {}}
+        config = {"Labels": dict(known.labels), **self.configs.get(known.id, {})}
+        return {"Id": known.id, "Os": "linux", "Config": config}
+
+    async def list_images(self, labels: Mapping[str, str]) -> Sequence[EngineImage]:
+        await self._enter("list_images")
+        found = self.images.values()
+        return [image for image in found if labels.items() <= image.labels.items()]
+
+    async def tag_image(self, image: str, name: str) -> None:
+        await self._enter("tag_image")
+        known = self._image(image)
+        assert known is not None
+        self.images[known.id] = replace(known, names=(*known.names, name))
+
+    async def remove_image(self, name: str) -> None:
+        await self._enter("remove_image")
+        known = self._image(name)
+        if known is None:
+            raise EngineNotFound(f"cannot remove image {name}: there is none")
+        names = tuple(one for one in known.names if one != name)
+        if names:
+            self.images[known.id] = replace(known, names=names)
+        else:
+            del self.images[known.id]
 
     async def create_container(self, name: str, request: Mapping[str, Any]) -> str:
         await self._enter("create_container")
@@ -286,6 +319,12 @@ class MemoryEngine:
         await anyio.lowlevel.checkpoint()
         if method in self.faults:
             raise self.faults[method]
+
+    def _image(self, reference: str) -> EngineImage | None:
+        for image in self.images.values():
+            if reference == image.id or reference in image.names:
+                return image
+        return None
 
     def _find(self, container: str) -> Container:
         for found in self.containers.values():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from forge_core.errors import (
@@ -23,7 +23,7 @@ from forge_core.errors import (
     ForgeError,
 )
 from forge_core.labels import ROLE
-from forge_core.ports import EngineResource, ExitStatus
+from forge_core.ports import EngineImage, EngineResource, ExitStatus
 from forge_core.wire.codes import ResourceKind
 
 from .faults import Faults
@@ -146,7 +146,7 @@ class SimulatedEngine:
         self.broken: list[Callable[[], None]] = []
         self._watch = watch
         self._programs = programs
-        self._images = images
+        self.images = {digest: EngineImage(digest, (), {}) for digest in images}
         self._numbers = itertools.count(1)
         self._elsewhere: tuple[dict[str, Container], dict[str, Thing], dict[str, Thing]] | None
         self._elsewhere = None
@@ -213,8 +213,7 @@ class SimulatedEngine:
 
     def create_container(self, name: str, request: Mapping[str, Any]) -> str:
         """As the port says."""
-        if request["Image"].rpartition("@")[2] not in self._images:
-            raise EngineNotFound(f"cannot create container {name}: no image {request['Image']}")
+        self._image(request["Image"], f"create container {name}")
         if any(c.name == name for c in self.containers.values()):
             raise EngineConflict(f"cannot create container {name}: the name is taken")
         for mount in request["HostConfig"]["Mounts"]:
@@ -356,9 +355,39 @@ class SimulatedEngine:
 
     def inspect_image(self, reference: str) -> Mapping[str, Any]:
         """As the port says."""
-        if reference.rpartition("@")[2] not in self._images:
-            raise EngineNotFound(f"cannot inspect image {reference}: there is none")
-        return {"Id": reference.rpartition("@")[2], "Os": "linux", "Config": {}}
+        image = self._image(reference, f"inspect image {reference}")
+        return {"Id": image.id, "Os": "linux", "Config": {"Labels": dict(image.labels)}}
+
+    def tag_image(self, reference: str, name: str) -> None:
+        """As the port says."""
+        image = self._image(reference, f"tag image {reference}")
+        for other in tuple(self.images.values()):
+            kept = tuple(one for one in other.names if one != name)
+            self.images[other.id] = replace(other, names=kept)
+        names = (*self.images[image.id].names, name)
+        self.images[image.id] = replace(image, names=names)
+
+    def remove_image(self, name: str) -> None:
+        """Unless it is the last name and a container has the image."""
+        image = self._image(name, f"remove image {name}")
+        names = tuple(one for one in image.names if one != name)
+        used = any(c.request["Image"].endswith(image.id) for c in self.containers.values())
+        if not names and used:
+            raise EngineConflict(f"cannot remove image {name}: a container uses it")
+        if names:
+            self.images[image.id] = replace(image, names=names)
+        else:
+            del self.images[image.id]
+
+    def _image(self, reference: str, action: str) -> EngineImage:
+        """By id, by digest, or by name."""
+        found = self.images.get(reference.rpartition("@")[2])
+        for image in self.images.values():
+            if reference in image.names:
+                found = image
+        if found is None:
+            raise EngineNotFound(f"cannot {action}: there is no image {reference}")
+        return found
 
     def container(self, reference: str, action: str) -> Container:
         """By id or name."""

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 import anyio
 
 from forge_core.errors import EngineTimedOut, EngineUnreachable, ForgeError
-from forge_core.ports import EngineResource, ExitStatus
+from forge_core.ports import EngineImage, EngineResource, ExitStatus
 from forge_core.wire.shapes import EngineFacts, EngineLimits
 
 from .engine import PROCESS, Container, SimulatedEngine, settle
@@ -75,6 +75,18 @@ class EngineDoor:
     async def inspect_image(self, reference: str) -> Mapping[str, Any]:
         """See the port."""
         return await self._ask("inspect_image", self._engine.inspect_image, reference)
+
+    async def list_images(self, labels: Mapping[str, str]) -> Sequence[EngineImage]:
+        """See the port."""
+        return await self._ask("list_images", self._list_images, labels)
+
+    async def tag_image(self, image: str, name: str) -> None:
+        """See the port."""
+        await self._ask("tag_image", self._engine.tag_image, image, name)
+
+    async def remove_image(self, name: str) -> None:
+        """See the port."""
+        await self._ask("remove_image", self._engine.remove_image, name)
 
     async def create_container(self, name: str, request: Mapping[str, Any]) -> str:
         """See the port."""
@@ -157,9 +169,17 @@ class EngineDoor:
         """See the port."""
         return await self._ask("list_resources", self._list, labels)
 
-    def _list(self, labels: Mapping[str, str]) -> list[EngineResource]:
+    def _list_images(self, labels: Mapping[str, str]) -> list[EngineImage]:
+        self._require_same_engine()
+        images = self._engine.images.values()
+        return [image for image in images if labels.items() <= image.labels.items()]
+
+    def _require_same_engine(self) -> None:
         if self._id not in (None, self._engine.id):
-            raise EngineUnreachable(f"cannot list resources: {self._engine.id} is not {self._id}")
+            raise EngineUnreachable(f"cannot list anything: {self._engine.id} is not {self._id}")
+
+    def _list(self, labels: Mapping[str, str]) -> list[EngineResource]:
+        self._require_same_engine()
         return [r for r in self._engine.resources() if labels.items() <= r.labels.items()]
 
     def _facts(self) -> EngineFacts:
