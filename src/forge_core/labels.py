@@ -26,6 +26,10 @@ PROJECT_ID: Final = "dev.forge.project-id"
 TRUST_DOMAIN_ID: Final = "dev.forge.trust-domain-id"
 PREFIX: Final = "dev.forge."
 PREFLIGHT: Final = "preflight"
+TOOLING: Final = "tooling"
+_OF_RUNNER: Final = frozenset({PREFLIGHT, TOOLING})
+"""What a runner makes for itself, not for a dispatch."""
+
 _ID_LABELS: Final = (RUNNER_ID, INSTANCE_ID, ATTEMPT_ID, PROJECT_ID, TRUST_DOMAIN_ID)
 _ID: Final = re.compile(ID_PATTERN)
 _ROLE: Final = re.compile(r"[a-z][a-z0-9_.-]{0,63}\Z")
@@ -60,14 +64,25 @@ class Owner:
         return name_from_labels(self.labels(role))
 
     @classmethod
-    def of_preflight(cls, runner_id: str, runner_instance_id: str, trust_domain_id: str) -> Self:
-        """Whose resource the probe of a preflight is."""
-        return cls(runner_id, runner_instance_id, PREFLIGHT, 1, PREFLIGHT, trust_domain_id)
+    def of_runner(
+        cls, purpose: str, runner_id: str, runner_instance_id: str, trust_domain_id: str
+    ) -> Self:
+        """Whose resource it is when the runner needs it itself.
+
+        :param purpose: :data:`PREFLIGHT`, the probe's, or :data:`TOOLING`, what PID 1 runs from.
+        """
+        assert purpose in _OF_RUNNER, purpose
+        return cls(runner_id, runner_instance_id, purpose, 1, purpose, trust_domain_id)
 
     @property
-    def is_preflight(self) -> bool:
+    def is_runner(self) -> bool:
         """No dispatch of a hub, so that none can be told of it."""
-        return self.attempt_id == self.project_id == PREFLIGHT
+        return self.attempt_id == self.project_id and self.attempt_id in _OF_RUNNER
+
+    @property
+    def is_tooling(self) -> bool:
+        """Lives as long as the instance that made it."""
+        return self.is_runner and self.attempt_id == TOOLING
 
     @classmethod
     def from_labels(cls, labels: Mapping[str, str]) -> Self | None:

@@ -89,10 +89,11 @@ def _config_faults(request: Mapping[str, Any], inspected: Mapping[str, Any]) -> 
             _fault("NetworkDisabled", request["NetworkDisabled"], not request["NetworkDisabled"])
         )
     asked = {entry for entry in request["Env"] if "=" in entry}
+    blanked = {*BLANKED_VARIABLES, *request["Env"]} - asked
     for entry in got.get("Env") or ():
         # An entry without "=" is the engine's way of saying that the variable is blanked.
         name, equals, _ = entry.partition("=")
-        if equals and entry not in asked and (name in BLANKED_VARIABLES or name.startswith("LD_")):
+        if equals and entry not in asked and (name in blanked or name.startswith("LD_")):
             faults.append(f"Env: the image sets {name}, which can make PID 1 run other code")
     labels = got.get("Labels") or {}
     if not request["Labels"].items() <= labels.items():

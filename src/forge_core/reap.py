@@ -18,7 +18,7 @@ class Claim(StrEnum):
     """What a pass may do with a resource."""
 
     LIVE = "live"
-    """A dispatch of this instance uses it, or its own teardown is removing it: leave."""
+    """A dispatch of this instance, or all of them, use it, or a teardown is at it: leave."""
     ENDED = "ended"
     """Of this instance, and its dispatch has ended: remove."""
     OLD_INSTANCE = "old_instance"
@@ -44,6 +44,8 @@ def claim_of(
         return Claim.DISAGREES, None
     if owner.runner_instance_id != runner_instance_id:
         return Claim.OLD_INSTANCE, owner
+    if owner.is_tooling:
+        return Claim.LIVE, owner
     reservation = reservations.get((owner.attempt_id, owner.fence))
     if reservation is None or reservation.state is ReservationState.DEGRADED:
         return Claim.ENDED, owner

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from forge_core.errors import RefusedError
@@ -28,6 +29,9 @@ WORKSPACE: Final = "/workspace/tree"
 """Where the agent works.  One level down, because the engine unpacks an archive into a volume
 but never changes the owner of the volume's own root: the archive brings this directory."""
 
+TOOLING_MOUNT: Final = "/.forge/tooling"
+"""Where PID 1 finds its interpreter in an image of a project."""
+
 CPU_PERIOD_US: Final = 100_000
 MIN_CPU_MILLIS: Final = 10
 MIN_MEMORY_BYTES: Final = 6 * 2**20
@@ -38,6 +42,8 @@ ignores every limit but 1 (core(5), fs/coredump.c), and that program writes secr
 PRELOAD_FILE: Final = "/etc/ld.so.preload"
 """An image that has it is refused: the loader would run its libraries in every process."""
 
+NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
+
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _REPOSITORY = re.compile(
     r"(?:[A-Za-z0-9]+(?:(?:\.|-+)[A-Za-z0-9]+)*(?::[0-9]{1,5})?/)?"
@@ -45,7 +51,7 @@ _REPOSITORY = re.compile(
     r"(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*\Z"
 )
 _ENGINE_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}\Z")
-_TARGET = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)+\Z")
+_TARGET = re.compile(r"(?:/\.?[A-Za-z0-9_][A-Za-z0-9_.-]*)+\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _LSM_OPTION = re.compile(r"(?:apparmor|label)[=:](?!(?:unconfined|disable)\Z)[\x21-\x7e]{1,255}\Z")
 _RESERVED_TARGETS: Final = frozenset(
@@ -161,6 +167,7 @@ class ContainerSpec:
     """One container of an attempt, as the sandbox means it.  Sizes in bytes.
 
     :param environment: for PID 1, visible to whoever may inspect the container: no secrets.
+    :param blanked: variables of the image that PID 1 must not get, besides those that none may.
     :param network: a network of the attempt; None is network policy ``none``.
     :param resolves_localhost: without a network, whether ``/etc/hosts`` is filled.  False spares
         the engine its network set-up, a third of the time that a start takes; the container
@@ -177,6 +184,7 @@ class ContainerSpec:
     cpu_millis: int
     pids: int
     environment: Mapping[str, str] = field(default_factory=dict)
+    blanked: tuple[str, ...] = ()
     working_directory: str = "/"
     mounts: tuple[VolumeMount, ...] = ()
     tmp_bytes: int = 64 * 2**20
@@ -197,6 +205,8 @@ class ContainerSpec:
             raise _malformed("argv", f"{self.name} has no command, so the image's would run")
         if any("\0" in text for text in (*self.argv, *self.environment.values())):
             raise _malformed("argv", f"{self.name} has a NUL in its command or environment")
+        if any("=" in name or "\0" in name for name in self.blanked):
+            raise _malformed("blanked", f"{self.name} blanks what is no variable name")
         if not all(_VARIABLE.match(name) for name in self.environment):
             raise _malformed("environment", f"{self.name} has an ill-formed variable name")
         if self.working_directory != "/" and not _TARGET.match(self.working_directory):
@@ -227,7 +237,8 @@ _LEAST: Final = {
 def container_request(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
     """The body of the create request; every line of the hardening list is here."""
     environment = [f"{name}={value}" for name, value in sorted(spec.environment.items())]
-    environment += [name for name in BLANKED_VARIABLES if name not in spec.environment]
+    blanked = dict.fromkeys((*BLANKED_VARIABLES, *spec.blanked))
+    environment += [name for name in blanked if name not in spec.environment]
     return {
         "Image": spec.image,
         "Entrypoint": list(spec.argv),
@@ -297,10 +308,14 @@ def _host_config(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
     }
 
 
-def image_faults(inspected: Mapping[str, Any]) -> tuple[str, ...]:
+def image_faults(
+    inspected: Mapping[str, Any], *, ours: Mapping[str, str] = NO_LABELS
+) -> tuple[str, ...]:
     """Why an image is refused for use: what it declares that would change a container.
 
     Its files are not seen here: look for :data:`PRELOAD_FILE` in a container made from it.
+
+    :param ours: the labels that we gave it ourselves.
     """
     config = inspected.get("Config") or {}
     faults = []
@@ -310,7 +325,14 @@ def image_faults(inspected: Mapping[str, Any]) -> tuple[str, ...]:
         faults.append(f"it declares VOLUME {sorted(config['Volumes'])}")
     if config.get("OnBuild"):
         faults.append("it declares ONBUILD")
-    labels = sorted(k for k in config.get("Labels") or {} if k.startswith(PREFIX))
+    has = config.get("Labels") or {}
+    labels = sorted(k for k in has if k.startswith(PREFIX) and has[k] != ours.get(k))
     if labels:
         faults.append(f"it carries the labels {labels}")
     return tuple(faults)
+
+
+def image_variables(inspected: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the environment variables that an image sets."""
+    entries = (inspected.get("Config") or {}).get("Env") or ()
+    return tuple(sorted({entry.partition("=")[0] for entry in entries}))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_core.admission import Key, Reservation
-from forge_core.labels import Owner
+from forge_core.labels import PREFLIGHT, TOOLING, Owner
 from forge_core.ports import EngineResource
 from forge_core.reap import Claim, claim_of
 from forge_core.resources import ResourceVector
@@ -49,6 +49,15 @@ def claim(
 )
 def test_of_this_instance(state: ReservationState | None, expected: Claim) -> None:
     assert claim(resource(), state) == (expected, OWNER)
+
+
+def test_what_pid_1_runs_from_lives_as_long_as_its_instance() -> None:
+    mine = Owner.of_runner(TOOLING, "runner-1", "instance-1", "domain-1")
+    assert claim(resource(mine, role="tooling")) == (Claim.LIVE, mine)
+    old = replace(mine, runner_instance_id="instance-0")
+    assert claim(resource(old, role="tooling")) == (Claim.OLD_INSTANCE, old)
+    probe = Owner.of_runner(PREFLIGHT, "runner-1", "instance-1", "domain-1")
+    assert claim(resource(probe, role="helper")) == (Claim.ENDED, probe)
 
 
 @pytest.mark.requirement("B-82")

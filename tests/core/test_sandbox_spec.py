@@ -22,6 +22,7 @@ from forge_core.sandbox_spec import (
     VolumeMount,
     container_request,
     image_faults,
+    image_variables,
     require_pinned,
 )
 
@@ -363,6 +364,34 @@ def test_an_image_that_would_change_a_container_is_refused(
     faults = image_faults({"Os": "linux", "Config": config})
     assert len(faults) == 1
     assert word in faults[0]
+
+
+@pytest.mark.requirement("B-30")
+def test_only_the_labels_that_we_gave_a_built_image_are_ours() -> None:
+    ours = {"dev.forge.managed": "image", "dev.forge.image-key": "k"}
+    config = {"Labels": {**ours, "dev.forge.managed": "bridge", "dev.forge.more": "x"}}
+    (fault,) = image_faults({"Config": config}, ours=ours)
+    assert "dev.forge.managed" in fault
+    assert "dev.forge.more" in fault
+    assert "image-key" not in fault
+    assert image_faults({"Config": {"Labels": ours}}, ours=ours) == ()
+
+
+@pytest.mark.requirement("B-35")
+def test_variables_of_an_image_can_be_kept_from_pid_1() -> None:
+    declared = image_variables({"Config": {"Env": ["LC_ALL=x", "A=", "PATH=/evil"]}})
+    assert declared == ("A", "LC_ALL", "PATH")
+    assert image_variables({"Config": None}) == ()
+    spec = replace(SPEC, blanked=declared, environment={"LC_ALL": "C"})
+    request = container_request(spec, Hardening())
+    assert {"LC_ALL=C", "A", "PATH"} <= set(request["Env"])
+    inspected = as_inspected(request)
+    assert read_back(request, inspected) == ()
+    inspected["Config"]["Env"] = ["LC_ALL=C", "PATH=/evil"]
+    (fault,) = read_back(request, inspected)
+    assert "PATH" in fault
+    with pytest.raises(RefusedError):
+        replace(SPEC, blanked=("A=B",))
 
 
 def test_an_ordinary_image_is_not() -> None:

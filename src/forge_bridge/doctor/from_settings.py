@@ -33,7 +33,7 @@ async def preflight(
         makes, so that the next start finds it should this one die in the middle.
     """
     trust_domain_id = settings.trust_domain_id or PREFLIGHT
-    owner = Owner.of_preflight(runner_id, instance_id, trust_domain_id)
+    owner = Owner.of_runner(PREFLIGHT, runner_id, instance_id, trust_domain_id)
     return await run_checks(
         engine,
         PreflightSettings(

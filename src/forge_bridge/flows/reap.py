@@ -153,7 +153,7 @@ class Reaper:
         """Report what is news, and hold the capacity, or give it back."""
         observed = frozenset((r.id, r.outcome) for r in removed)
         # A pass that finds the same things resisting has no news: the outbox must not grow with it.
-        if observed != self._resisting.get(owner) and not owner.is_preflight:
+        if observed != self._resisting.get(owner) and not owner.is_runner:
             try:
                 await self._runner.outbox.put(self._report(owner, removed, trigger))
             except DiskUnusable as error:
