@@ -294,6 +294,13 @@ class BridgeSettings(BaseSettings):
         "The operator's word that the dedicated builder is behind egress control. "
         "Needed for sandbox_required.",
     )
+    sandbox_buildkit_image: Annotated[str | None, accept.pinned_image()] = setting(
+        "FORGE_SANDBOX_BUILDKIT_IMAGE",
+        "B-33",
+        None,
+        "BuildKit, for a builder of our own with the limits below; unset: the engine's builder, "
+        "which cannot be limited. Needed for sandbox_required.",
+    )
     sandbox_build_memory_bytes: Annotated[int, accept.size(64 * MIB)] = setting(
         "FORGE_SANDBOX_BUILD_MEMORY", "B-33", 4 * GIB, "Memory and swap of one build step."
     )

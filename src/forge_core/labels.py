@@ -27,7 +27,9 @@ TRUST_DOMAIN_ID: Final = "dev.forge.trust-domain-id"
 PREFIX: Final = "dev.forge."
 PREFLIGHT: Final = "preflight"
 TOOLING: Final = "tooling"
-_OF_RUNNER: Final = frozenset({PREFLIGHT, TOOLING})
+BUILDER: Final = "builder"
+BUILD_CACHE: Final = "build-cache"
+_OF_RUNNER: Final = frozenset({PREFLIGHT, TOOLING, BUILDER})
 """What a runner makes for itself, not for a dispatch."""
 
 _ID_LABELS: Final = (RUNNER_ID, INSTANCE_ID, ATTEMPT_ID, PROJECT_ID, TRUST_DOMAIN_ID)
@@ -69,7 +71,8 @@ class Owner:
     ) -> Self:
         """Whose resource it is when the runner needs it itself.
 
-        :param purpose: :data:`PREFLIGHT`, the probe's, or :data:`TOOLING`, what PID 1 runs from.
+        :param purpose: :data:`PREFLIGHT`, the probe's; :data:`TOOLING`, what PID 1 runs from;
+            :data:`BUILDER`, where images are built.
         """
         assert purpose in _OF_RUNNER, purpose
         return cls(runner_id, runner_instance_id, purpose, 1, purpose, trust_domain_id)
@@ -80,9 +83,9 @@ class Owner:
         return self.attempt_id == self.project_id and self.attempt_id in _OF_RUNNER
 
     @property
-    def is_tooling(self) -> bool:
+    def is_lasting(self) -> bool:
         """Lives as long as the instance that made it."""
-        return self.is_runner and self.attempt_id == TOOLING
+        return self.is_runner and self.attempt_id in {TOOLING, BUILDER}
 
     @classmethod
     def from_labels(cls, labels: Mapping[str, str]) -> Self | None:
@@ -108,6 +111,21 @@ def name_from_labels(labels: Mapping[str, str]) -> str:
     keys = (RUNNER_ID, INSTANCE_ID, ATTEMPT_ID, FENCE, ROLE, PROJECT_ID, TRUST_DOMAIN_ID)
     material = json.dumps([labels[key] for key in keys])
     return f"forge-{role}-{hashlib.sha256(material.encode()).hexdigest()[:24]}"
+
+
+def build_cache(runner_id: str, trust_domain_id: str) -> tuple[str, dict[str, str]]:
+    """Name and labels of the volume that keeps a runner's build cache.
+
+    It outlives instances, so it is nobody's in the sense of :class:`Owner` and no pass removes it.
+    """
+    labels = {
+        MANAGED: MANAGED_BY_BRIDGE,
+        RUNNER_ID: runner_id,
+        ROLE: BUILD_CACHE,
+        TRUST_DOMAIN_ID: trust_domain_id,
+    }
+    material = json.dumps([runner_id, BUILD_CACHE, trust_domain_id])
+    return f"forge-{BUILD_CACHE}-{hashlib.sha256(material.encode()).hexdigest()[:24]}", labels
 
 
 def is_ours(name: str, labels: Mapping[str, str]) -> bool:

@@ -44,7 +44,7 @@ def claim_of(
         return Claim.DISAGREES, None
     if owner.runner_instance_id != runner_instance_id:
         return Claim.OLD_INSTANCE, owner
-    if owner.is_tooling:
+    if owner.is_lasting:
         return Claim.LIVE, owner
     reservation = reservations.get((owner.attempt_id, owner.fence))
     if reservation is None or reservation.state is ReservationState.DEGRADED:

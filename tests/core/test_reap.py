@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_core.admission import Key, Reservation
-from forge_core.labels import PREFLIGHT, TOOLING, Owner
+from forge_core.labels import BUILDER, PREFLIGHT, TOOLING, Owner, build_cache
 from forge_core.ports import EngineResource
 from forge_core.reap import Claim, claim_of
 from forge_core.resources import ResourceVector
@@ -51,13 +51,21 @@ def test_of_this_instance(state: ReservationState | None, expected: Claim) -> No
     assert claim(resource(), state) == (expected, OWNER)
 
 
-def test_what_pid_1_runs_from_lives_as_long_as_its_instance() -> None:
-    mine = Owner.of_runner(TOOLING, "runner-1", "instance-1", "domain-1")
-    assert claim(resource(mine, role="tooling")) == (Claim.LIVE, mine)
+@pytest.mark.parametrize("purpose", [TOOLING, BUILDER])
+def test_what_a_runner_works_with_lives_as_long_as_its_instance(purpose: str) -> None:
+    mine = Owner.of_runner(purpose, "runner-1", "instance-1", "domain-1")
+    assert claim(resource(mine, role=purpose)) == (Claim.LIVE, mine)
     old = replace(mine, runner_instance_id="instance-0")
-    assert claim(resource(old, role="tooling")) == (Claim.OLD_INSTANCE, old)
+    assert claim(resource(old, role=purpose)) == (Claim.OLD_INSTANCE, old)
     probe = Owner.of_runner(PREFLIGHT, "runner-1", "instance-1", "domain-1")
     assert claim(resource(probe, role="helper")) == (Claim.ENDED, probe)
+
+
+def test_the_build_cache_outlives_every_instance() -> None:
+    name, labels = build_cache("runner-1", "domain-1")
+    volume = EngineResource(ResourceKind.VOLUME, name, name, labels, "")
+    assert claim(volume) == (Claim.FOREIGN, None)
+    assert build_cache("runner-1", "domain-2")[0] != name != build_cache("runner-2", "domain-1")[0]
 
 
 @pytest.mark.requirement("B-82")
