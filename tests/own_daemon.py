@@ -9,13 +9,15 @@ from typing import Any
 
 from engines import Engine, describe, run_testbed
 
-PART = "d26"
-
 
 class OwnDaemon:
-    """One dockerd of our own: to freeze, to kill, to start again."""
+    """One dockerd of our own: to freeze, to kill, to start again.
 
-    def __init__(self, root: Path) -> None:
+    :param name: which engine of the test bed it is like.
+    """
+
+    def __init__(self, root: Path, name: str = "d26") -> None:
+        self._name = name
         self.environment = {
             "FORGE_TESTBED_ROOT": str(root),
             "FORGE_TESTBED_CACHE": describe()["cache"],
@@ -23,19 +25,19 @@ class OwnDaemon:
         self.start()
 
     def start(self) -> None:
-        done = run_testbed("up", "--json", "--parts", PART, environment=self.environment)
+        done = run_testbed("up", "--json", "--parts", self._name, environment=self.environment)
         assert done.returncode == 0, done.stderr
         self._status: dict[str, Any] = json.loads(done.stdout)
-        facts = self._status["engines"][PART]
+        facts = self._status["engines"][self._name]
         self.pid: int = facts["daemon_pid"]
         self.host = f"unix://{facts['socket']}"
         self.image: str = self._status["images"]["busybox"]["reference"]
 
     def engine(self) -> Engine:
         """It, as tests know engines."""
-        facts, images = self._status["engines"][PART], self._status["images"]
+        facts, images = self._status["engines"][self._name], self._status["images"]
         return Engine(
-            name=PART,
+            name=self._name,
             socket_path=Path(facts["socket"]),
             version=facts["version"],
             api_version=facts["api_version"],
