@@ -26,7 +26,7 @@ from forge_core.attempt_events import (
 )
 from forge_core.errors import DiskUnusable, RefusedError
 from forge_core.ports import Ledger
-from forge_core.ready import Action, Message, Ready, Record
+from forge_core.ready import ENDING, Action, Message, Ready, Record
 from forge_core.redaction import Masker
 from forge_core.wire.base import WireModel
 from forge_core.wire.codes import EventType, FailureCode, ReservationState
@@ -63,6 +63,7 @@ class AttemptRun:
         and starts what the actions name.
 
         :raises DiskUnusable: the ledger could not be written; nothing has changed.
+        :raises RefusedError: ``ledger_full`` or ``record_too_large``, likewise; never of an end.
         """
         async with self._lock:
             state, ready = core.step(self.state, event, self.runner.now())
@@ -160,7 +161,7 @@ class AttemptRun:
         earlier_ms, next_ms = core.next_wake_ms(self.state), core.next_wake_ms(state)
         if ready:
             with anyio.CancelScope(shield=True):
-                await record(ready, self._ledger, self.runner.reach)
+                await self._record(ready)
                 self.records.extend(ready.records)
                 self.state = state
                 await carry_out(ready, self.put, self._act, self.runner.reach)
@@ -169,6 +170,18 @@ class AttemptRun:
         if earlier_ms is None or next_ms is None or next_ms < earlier_ms:
             self._deadlines_moved.set()
             self._deadlines_moved = anyio.Event()
+
+    async def _record(self, ready: Ready) -> None:
+        """Make the records durable; an end does without them where the ledger will never take them.
+
+        Its messages are durable in the outbox, and the next start would derive the same ids.
+        """
+        try:
+            await record(ready, self._ledger, self.runner.reach)
+        except RefusedError as error:
+            if ENDING.isdisjoint(line.kind for line in ready.records):
+                raise
+            self.log.error("cannot record the end; only the outbox has it", error=str(error))
 
     async def _act(self, action: Action) -> None:
         runner, key = self.runner, self.state.key

@@ -17,6 +17,9 @@ MAX_RECORD_BYTES: Final = 4 * 2**20
 """The largest is a cleanup report of a thousand resources with their error texts."""
 
 MAX_LEDGER_BYTES: Final = 64 * 2**20
+ROOM_FOR_THE_END: Final = 0.25
+"""The part of a ledger that only the records of an end may use (forge_core.ready.ENDING)."""
+
 _FIELDS: Final = frozenset({"sequence", "time", "kind", "data"})
 
 

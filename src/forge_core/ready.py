@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 
 class RecordKind(StrEnum):
@@ -26,6 +26,11 @@ class RecordKind(StrEnum):
     REMOVAL = "removal"
     CLEANUP_REPORT = "cleanup_report"
     RELEASED = "released"
+
+
+ENDING: Final = frozenset({RecordKind.RESULT, RecordKind.REMOVAL, RecordKind.RELEASED})
+"""What must be told of a dispatch, and can only be told once it has happened: a ledger keeps
+room for it."""
 
 
 @dataclass(frozen=True, slots=True)

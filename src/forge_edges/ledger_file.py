@@ -24,11 +24,13 @@ import anyio
 from forge_core.errors import DiskUnusable, ForgeError, RefusedError
 from forge_core.ledger import (
     MAX_LEDGER_BYTES,
+    ROOM_FOR_THE_END,
     LedgerContents,
     complete_line,
     encode_body,
     parse_ledger,
 )
+from forge_core.ready import ENDING
 from forge_edges.durable_file import (
     FILE_MODE,
     disk_errors,
@@ -118,13 +120,16 @@ class LedgerFile:
         order of the calls.
 
         :raises DiskUnusable: the records must be taken as not written.
-        :raises RefusedError: ``record_invalid``, ``record_too_large``, ``ledger_full`` or
-            ``ledger_closed``.
+        :raises RefusedError: ``record_invalid``, ``record_too_large``, ``ledger_closed``, or
+            ``ledger_full``: there is still room for the records of an end.
         """
-        time = self._utc()
+        time, records = self._utc(), tuple(records)
         bodies = [encode_body(time, kind, data) for kind, data in records]
         if self._closed:
             raise RefusedError(f"cannot append to {self.path}: it is closed", code="ledger_closed")
+        if ENDING.isdisjoint(kind for kind, _ in records):
+            room_bytes = int(MAX_LEDGER_BYTES * (1 - ROOM_FOR_THE_END))
+            self._require_room(sum(map(len, bodies)), room_bytes)
         append = _Append(bodies, self._loop.create_future())
         with anyio.CancelScope(shield=True):
             self._waiting.put(append)
@@ -181,15 +186,18 @@ class LedgerFile:
             complete_line(sequence, body)
             for sequence, body in enumerate(bodies, self._sequence + 1)
         )
-        if self._size_bytes + len(lines) > MAX_LEDGER_BYTES:
-            raise RefusedError(
-                f"cannot append to {self.path}: it would exceed {MAX_LEDGER_BYTES} bytes",
-                code="ledger_full",
-            )
+        self._require_room(len(lines), MAX_LEDGER_BYTES)
         with disk_errors("append to", self.path):
             self._write_lines(lines)
         self._sequence += len(bodies)
         self._size_bytes += len(lines)
+
+    def _require_room(self, more_bytes: int, room_bytes: int) -> None:
+        if self._size_bytes + more_bytes > room_bytes:
+            raise RefusedError(
+                f"cannot append to {self.path}: it would exceed {room_bytes} bytes",
+                code="ledger_full",
+            )
 
     def _write_lines(self, lines: bytes) -> None:
         end_bytes = self._size_bytes + len(lines)

@@ -318,16 +318,26 @@ async def test_what_cannot_be_recorded_is_refused_alone(tmp_path: Path) -> None:
     assert said(read_ledger(tmp_path / "a")) == [1]
 
 
-async def test_a_full_ledger_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_file, "MAX_LEDGER_BYTES", 240)
+async def test_a_full_ledger_takes_no_more_but_an_end_finds_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_file, "MAX_LEDGER_BYTES", 2_000)
     ledger = await begin(tmp_path / "a")
     await ledger.append("fact", {"n": 1})
-    with pytest.raises(RefusedError) as refused:
-        await ledger.append("fact", {"n": "x" * 150})
+    long = {"n": "x" * 1_400}
+    with pytest.raises(RefusedError, match="1500 bytes") as refused:
+        await ledger.append("fact", long)
     assert refused.value.code == "ledger_full"
     await ledger.append("fact", {"n": 2})
+    await ledger.append_all([("event", {"n": 3}), ("result", long)])
+    with pytest.raises(RefusedError, match="1500 bytes"):
+        await ledger.append("event", {"n": 4})
+    with pytest.raises(RefusedError, match="2000 bytes") as refused:
+        await ledger.append("removal", long)
+    assert refused.value.code == "ledger_full"
+    await ledger.append("released", {"n": 5})
     await ledger.close()
-    assert said(read_ledger(tmp_path / "a")) == [1, 2]
+    assert said(read_ledger(tmp_path / "a")) == [1, 2, 3, long["n"], 5]
 
 
 async def test_a_torn_tail_is_cut_off_before_the_next_record(tmp_path: Path) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bridge_parts import KEY, Bridge, memory_bridge
-from scripted_hub import renewal
+from bridge_parts import KEY, Bridge, memory_bridge, prepared, settings_for, wait_for
+from memory_engine import MemoryEngine
+from scripted_hub import ScriptedHub, renewal
 
-from forge_core.errors import RefusedError
+from forge_bridge.state_root import StateRoot
+from forge_core import attempt as core
+from forge_core.attempt import Now
+from forge_core.attempt_records import moment_record
+from forge_core.errors import DiskUnusable, ForgeError, RefusedError
+from forge_core.labels import Owner
+from forge_core.ready import RecordKind
+from forge_core.resources import ResourceVector
 from forge_core.wire.codes import CleanupTrigger
+from forge_edges.clock import SystemClock
 from forge_edges.ledger_file import LedgerFile
 
 OTHER_KEY = bytes(32)
@@ -155,22 +164,104 @@ async def test_a_start_that_names_another_offer_waits_for_the_right_one(tmp_path
         assert {r["outcome"] for r in bridge.hub.of("SubmitDispatchResult")} == {"succeeded"}
 
 
-@pytest.mark.requirement("B-86")
-async def test_a_cleanup_that_cannot_be_recorded_keeps_its_capacity_and_the_bridge(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+LedgerRecords = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def refuse(
+    monkeypatch: pytest.MonkeyPatch, error: ForgeError, *, but: Collection[str] = ()
 ) -> None:
+    """From here on no ledger takes anything, except records of the kinds ``but``."""
     append_all = LedgerFile.append_all
 
-    async def full(ledger: LedgerFile, records: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        if any(kind == "removal" for kind, _ in records):
-            raise RefusedError("cannot append: it is full", code="ledger_full")
+    async def refusing(ledger: LedgerFile, records: LedgerRecords) -> None:
+        if not {kind for kind, _ in records} <= set(but):
+            raise error
         await append_all(ledger, records)
 
+    monkeypatch.setattr(LedgerFile, "append_all", refusing)
+
+
+@pytest.mark.requirement("B-86")
+async def test_a_cleanup_that_cannot_be_recorded_now_keeps_its_capacity_and_the_bridge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with memory_bridge(tmp_path) as bridge:
-        monkeypatch.setattr(LedgerFile, "append_all", full)
+        broken = DiskUnusable("cannot append: input/output error")
+        kinds = set(RecordKind) - {RecordKind.REMOVAL}
+        refuse(monkeypatch, broken, but=kinds)
         attempt_id = await bridge.run("true")
         await bridge.hub.next("Heartbeat", degradedReservationCount=1)
         monkeypatch.undo()
         await bridge.service.session.reaper.run_pass(CleanupTrigger.PERIODIC)
         assert (await bridge.hub.over(attempt_id))["outcome"] == "succeeded"
         await bridge.until_idle()
+
+
+FULL = [
+    RefusedError("cannot append: it would exceed 64 MiB", code="ledger_full"),
+    RefusedError("cannot record: it has too many bytes", code="record_too_large"),
+]
+
+
+@pytest.mark.requirement("B-83", "B-86")
+@pytest.mark.parametrize("full", FULL, ids=lambda error: error.code)
+@pytest.mark.parametrize(
+    ("but", "outcome"),
+    [
+        ({"reserved", "event"}, ("failed", "internal_error")),
+        ({"reserved", "event", "started"}, ("failed", "internal_error")),
+        ({"reserved", "event", "started", "intent", "fact"}, ("succeeded", None)),
+    ],
+    ids=["started", "intent", "result"],
+)
+async def test_an_attempt_whose_ledger_takes_nothing_more_ends_all_the_same(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    full: RefusedError,
+    but: set[str],
+    outcome: tuple[str, str | None],
+) -> None:
+    engine = MemoryEngine()
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+        offer = await bridge.accept()
+        refuse(monkeypatch, full, but=but)
+        bridge.hub.send("Start", bridge.start(offer))
+        result = await bridge.hub.over(offer["attemptId"])
+        assert (result["outcome"], result.get("failureCode")) == outcome
+        if outcome[1] is not None:
+            assert str(full) in result["summary"]
+        if "started" in but:
+            await bridge.hub.next("SubmitCleanupReport", attemptId=offer["attemptId"])
+        await bridge.until_idle()
+        monkeypatch.undo()
+        assert engine.is_empty
+        await wait_for(lambda: not list((bridge.state_root / "attempts").iterdir()))
+        await bridge.hub.over(await bridge.run("true"))
+
+
+@pytest.mark.requirement("B-82", "B-83", "B-86")
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_start_ends_a_dispatch_whose_ledger_takes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    hub, engine = ScriptedHub(url="http://127.0.0.1:1"), MemoryEngine()
+    owner = Owner("runner-1", "an-earlier-instance", "attempt-0", 3, "project", "domain")
+    now = Now(0, "2026-11-29T14:00:00.000Z")
+    prepared(settings_for(tmp_path, hub))
+    root = await StateRoot.open(tmp_path / "state", clock=SystemClock())
+    _, ready = core.reserve(owner, "offer", ResourceVector(slots=1), now)
+    records = [*ready.records, moment_record(RecordKind.STARTED, now)][: None if started else -1]
+    ledger = await root.ledgers.create("attempt-0", 3)
+    await ledger.append_all([(record.kind, record.data) for record in records])
+    await root.ledgers.close()
+    engine.volumes[owner.name("workspace")] = owner.labels("workspace")
+    refuse(monkeypatch, FULL[0])
+    async with memory_bridge(tmp_path, hub, engine, runner_id="runner-1") as bridge:
+        result = await hub.over("attempt-0")
+        assert (result["outcome"], result["failureCode"]) == ("failed", "bridge_stopped")
+        if started:
+            report = await hub.next("SubmitCleanupReport", attemptId="attempt-0")
+            assert [r["outcome"] for r in report["resources"]] == ["removed"]
+            assert engine.is_empty
+        await bridge.until_idle()
+        assert not list((tmp_path / "state" / "attempts").glob("attempt-0*"))

@@ -11,7 +11,7 @@ locks, modes and group commit are not modelled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -21,6 +21,7 @@ from forge_core.errors import DiskUnusable, RefusedError
 from forge_core.ledger import LedgerContents, complete_line, encode_body, parse_ledger
 from forge_core.outbox import CLEANUP_REPORT, Entry, entry_of
 from forge_core.ports import DiskUsage
+from forge_core.ready import ENDING
 from forge_core.sealed import BrokenSeal, encode, seal, unseal
 
 from .faults import Faults
@@ -44,12 +45,14 @@ class SimulatedDisk:
 
     :ivar files: as a process sees them.
     :ivar synced: as they are after a power cut.
+    :ivar full_ledgers: they take nothing more but the end of their dispatch.
     :ivar on_written: called between the writing of a record and its sync.
     """
 
     def __init__(self, world: World, faults: Faults, watch: DiskWatch) -> None:
         self.files: dict[str, bytes] = {}
         self.synced: dict[str, bytes] = {}
+        self.full_ledgers: set[str] = set()
         self.usage = DiskUsage(40, 50 * 2**30)
         self.on_written: Callable[[], None] = lambda: None
         self._world = world
@@ -100,9 +103,17 @@ class SimulatedDisk:
         self.synced[path] = self.files[path]
         self._watch.synced(path, data)
 
+    def require_room(self, path: str, kinds: Iterable[str]) -> None:
+        """A ledger fills up at any moment; for an end there is room."""
+        if self._rng.random() < self._faults.ledger_full:
+            self.full_ledgers.add(path)
+        if path in self.full_ledgers and ENDING.isdisjoint(kinds):
+            raise RefusedError(f"cannot append to {path}: it is full", code="ledger_full")
+
     async def remove(self, path: str, *, synced: bool) -> None:
         """That it is gone already is success."""
         await self._take_time()
+        self.full_ledgers.discard(path)
         self.files.pop(path, None)
         if synced:
             self.synced.pop(path, None)
@@ -197,6 +208,7 @@ class SimulatedLedger:
         """See the port; carried through although the caller is cancelled."""
         time = self._utc()
         bodies = [encode_body(time, kind, data) for kind, data in records]
+        self._disk.require_room(self._path, [kind for kind, _ in records])
         with anyio.CancelScope(shield=True):
             async with self._one_at_a_time:
                 if self._broken:

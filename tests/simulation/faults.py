@@ -21,7 +21,8 @@ class Faults:
     Network: ``lost``, ``doubled`` and ``late`` messages from the hub; ``forged`` renewals with the
     MAC of others; ``ack_lost`` drops the hub's answer with the connection, ``ack_late`` takes most
     of a minute over it; ``dropped`` ends a connection at a message; ``refused`` lets none begin.
-    Disk: ``disk_full`` refuses a write, ``disk_broken`` a sync; ``disk_slow`` takes seconds.
+    Disk: ``disk_full`` refuses a write, ``disk_broken`` a sync; ``disk_slow`` takes seconds;
+    ``ledger_full`` at an append: from then on that ledger takes nothing but an end.
     Git: ``git_refuses`` a commit or a bundle.  Hub: ``hub_errs`` answers with an error.
     """
 
@@ -43,6 +44,7 @@ class Faults:
     disk_full: float = 0.0
     disk_broken: float = 0.0
     disk_slow: float = 0.0
+    ledger_full: float = 0.0
     git_refuses: float = 0.0
     hub_errs: float = 0.0
 
@@ -80,6 +82,7 @@ MOST = {
     "disk_full": 0.2,
     "disk_broken": 0.05,
     "disk_slow": 0.2,
+    "ledger_full": 0.05,
     "git_refuses": 0.3,
     "hub_errs": 0.2,
 }

@@ -245,8 +245,9 @@ class SimulatedHub:
             self.world.require(
                 kept, "outcome", f"{dispatch.id} was {earlier['outcome']}, is {verdict} now"
             )
-        known = payload.get("failureCode") != FailureCode.INTERNAL_ERROR
-        self.world.require(known, "outcome", f"{dispatch.id}: {payload.get('summary')}")
+        summary = payload.get("summary", "")
+        known = payload.get("failureCode") != FailureCode.INTERNAL_ERROR or "is full" in summary
+        self.world.require(known, "outcome", f"{dispatch.id}: {summary}")
         dispatch.results[payload["revision"]] = payload
         if dispatch.state != "ended":
             self._end(dispatch, payload["outcome"])

@@ -6,7 +6,7 @@ import structlog
 
 from forge_bridge.runner import Runner
 from forge_core.attempt_events import RenewalArrived
-from forge_core.errors import DiskUnusable
+from forge_core.errors import DiskUnusable, RefusedError
 from forge_core.wire.from_hub import LeaseUpdate
 
 logger = structlog.get_logger(__name__)
@@ -33,5 +33,5 @@ async def handle_lease_update(runner: Runner, update: LeaseUpdate, received_ms: 
         return
     try:
         await run.feed(RenewalArrived(update, received_ms))
-    except DiskUnusable as error:
+    except (DiskUnusable, RefusedError) as error:
         run.log.error("cannot record a refused renewal", error=str(error))

@@ -107,7 +107,11 @@ async def _begin(runner: Runner, run: AttemptRun, start: Start, received_ms: int
         idle_ms=min(start.limits.idle_ms, runner.sandbox.idle_ms),
         now_ms=received_ms,
     )
-    await run.feed(Started(lease))
+    try:
+        await run.feed(Started(lease))
+    except ForgeError as error:
+        await run.end(*failure_of(error))
+        return
     if run.state.phase is not Phase.RUNNING:
         # Its offer ran out, or it was cancelled, while this waited for its turn.
         return

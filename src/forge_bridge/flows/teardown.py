@@ -8,13 +8,7 @@ import structlog
 
 from forge_bridge.attempt_run import AttemptRun
 from forge_core.attempt_events import ResourcesRemoved
-from forge_core.errors import (
-    DiskUnusable,
-    EngineConflict,
-    EngineNotFound,
-    ForgeError,
-    RefusedError,
-)
+from forge_core.errors import DiskUnusable, EngineConflict, EngineNotFound, ForgeError
 from forge_core.labels import Owner, attempt_filter
 from forge_core.ports import Engine, EngineResource
 from forge_core.ready import Record
@@ -35,7 +29,7 @@ async def tear_down(
     removed = await remove_all(engine, run.state.owner, run.records)
     try:
         await run.feed(ResourcesRemoved(trigger, removed))
-    except (DiskUnusable, RefusedError) as error:
+    except DiskUnusable as error:
         # Gone, but not provably: the capacity stays taken until a pass has said so on disk.
         run.log.error("cannot record the cleanup", error=str(error))
         run.degrade()
