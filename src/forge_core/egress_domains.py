@@ -1,0 +1,66 @@
+"""Entries of an egress allowlist (sandbox.md, Network; B-54)."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import idna
+
+MAX_DOMAIN_CHARACTERS: Final = 253
+"""RFC 1035, 2.3.4, without the root's dot."""
+
+_NEVER_PUBLIC: Final = "localhost|local|internal"
+"""RFC 6761, RFC 6762, and what ICANN reserved for private use in 2024."""
+
+_OUTER: Final = r"[^\x00-\x2f\x3a-\x60\x7b-\x7f]"
+_INNER: Final = r"[^\x00-\x2c\x2e\x2f\x3a-\x60\x7b-\x7f]"
+_LABEL: Final = rf"{_OUTER}(?:{_INNER}*{_OUTER})?"
+DOMAIN_PATTERN: Final = (
+    rf"^(?!.*\.(?:{_NEVER_PUBLIC}|[0-9]+|0x[0-9a-f]*)$)(?!(?:.*\.)?[^.]{{64}})(?![^.].{{253}})"
+    rf"\.?(?:{_LABEL}\.)+{_LABEL}$"
+)
+"""Lets through whatever :func:`egress_domain` does, and a little more: it knows nothing of IDNA.
+The same to Python and to ECMA 262."""
+
+_REFUSED_FORMS: Final = (
+    (re.compile(r"://"), "it is a URL; write the name of the host alone"),
+    (re.compile(r"@"), "it has a user before the name; write the name of the host alone"),
+    (re.compile(r"\[|:.*:"), "it is an IPv6 address; name the host"),
+    (re.compile(r":"), "it has a port; every name is reached on 80 and 443 alone"),
+    (re.compile(r"/"), "it has a path; write the name of the host alone"),
+    (re.compile(r"\*"), "it has a wildcard; .example.org is a domain and all below it"),
+    (
+        re.compile(r"(?:^|\.)(?:[0-9]+|0x[0-9a-f]*)\.?\Z", re.IGNORECASE),
+        "it is an IP address; name the host",
+    ),
+    (re.compile(r"\.\Z"), "it ends with a dot; leave that out"),
+    (re.compile(r"[A-Z]"), "it has capitals; write it in lower case"),
+    (re.compile(rf"(?:^|\.)(?:{_NEVER_PUBLIC})\Z"), "it is never a public name"),
+    (re.compile(r"^\.?[^.]*\Z"), "it has one label only; a whole top-level domain is too much"),
+)
+
+
+def egress_domain(entry: str) -> str:
+    """``entry`` as the proxy takes it: ASCII; with a dot in front, all names below count too.
+
+    A name in another script is taken when IDNA turns it into ASCII and back into itself
+    (RFC 5891), so that what was read by people is what is reached.
+
+    :param entry: ``example.org``, that host alone; ``.example.org``, that and all below it.
+    :raises ValueError: anything else; the text says what it is and what to write.
+    """
+    for form, why in _REFUSED_FORMS:
+        if form.search(entry):
+            raise ValueError(why)
+    dot, name = ("." if entry.startswith(".") else ""), entry.removeprefix(".")
+    if len(name) > MAX_DOMAIN_CHARACTERS:
+        raise ValueError(f"it has more than {MAX_DOMAIN_CHARACTERS} characters")
+    try:
+        ascii_name = idna.encode(name, strict=True, std3_rules=True).decode("ascii")
+        restored = idna.decode(ascii_name, strict=True, std3_rules=True)
+    except idna.IDNAError as error:
+        raise ValueError(f"it is no domain name: {error}") from None
+    if name not in (ascii_name, restored):
+        raise ValueError(f"it is another name after IDNA: {restored} ({ascii_name})")
+    return dot + ascii_name
