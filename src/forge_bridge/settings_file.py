@@ -8,13 +8,12 @@ and continuations outside quotes, quotes in the middle, a name twice) is refused
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from pathlib import Path
 from typing import Final
 
 from forge_bridge.settings_rules import ConfigurationError, Problem
+from forge_edges.trusted_file import UntrustedFile, read_with_mode, require_private
 
 MAX_FILE_BYTES: Final = 65_536
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
@@ -81,50 +80,20 @@ def _unquote(value: str) -> str | None:
 
 
 def _read(path: Path, variable: str) -> tuple[str, int]:
-    """Text and mode, from one descriptor, so that what was checked is what was read."""
     try:
-        # O_NONBLOCK: a fifo under that name must not hang the start.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise _refused(
-            variable, f"cannot open {path}: {error.strerror}", "name a readable file"
-        ) from None
-    try:
-        status = os.fstat(descriptor)
-        _require_trusted(path, status, variable)
-        content = os.read(descriptor, MAX_FILE_BYTES + 1)
-    finally:
-        os.close(descriptor)
-    if len(content) > MAX_FILE_BYTES:
-        raise _refused(variable, f"{path} has more than {MAX_FILE_BYTES} bytes", "shorten it")
-    try:
-        return content.decode(), status.st_mode
+        content, mode = read_with_mode(path, max_bytes=MAX_FILE_BYTES)
+        return content.decode(), mode
+    except UntrustedFile as error:
+        raise _refused(variable, error.wrong, error.right) from None
     except UnicodeDecodeError:
         raise _refused(variable, f"{path} is not UTF-8 text", "save it as UTF-8") from None
 
 
-def _require_trusted(path: Path, status: os.stat_result, variable: str) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise _refused(variable, f"{path} is not a regular file", "name a regular file")
-    if status.st_uid not in {0, os.geteuid()}:
-        raise _refused(
-            variable,
-            f"{path} belongs to another account (uid {status.st_uid})",
-            f"run chown {os.geteuid()} {path}",
-        )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _refused(
-            variable, f"{path} can be changed by other accounts", f"run chmod 600 {path}"
-        )
-
-
 def _require_private(path: Path, mode: int, variable: str) -> None:
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise _refused(
-            variable,
-            f"{path} holds a secret and is open to other accounts (mode {mode & 0o777:04o})",
-            f"run chmod 600 {path}",
-        )
+    try:
+        require_private(path, mode)
+    except UntrustedFile as error:
+        raise _refused(variable, error.wrong, error.right) from None
 
 
 def _refused(variable: str, wrong: str, right: str) -> ConfigurationError:
