@@ -21,6 +21,7 @@ from urllib.parse import quote
 from forge_core.dsse import read_envelope, seal
 from forge_core.errors import RefusedError
 from forge_core.image_ports import BuiltImage, Evidence
+from forge_core.sandbox_spec import without_tag
 from forge_core.signing import PrivateKey, PublicKey
 from forge_core.strict_json import BrokenJson, read_object
 
@@ -204,9 +205,7 @@ def _statement(
 
 def _image_descriptor(reference: str) -> dict[str, Any]:
     """A pinned image as a package URL (purl-spec, type ``oci``); a local image id has none."""
-    place, _, digest = reference.rpartition("@")
-    path, colon, tag = place.rpartition(":")
-    repository = path if colon and "/" not in tag else place
+    repository, _, digest = without_tag(reference).rpartition("@")
     descriptor: dict[str, Any] = {"digest": _digest_set(digest)}
     if repository:
         name = quote(repository.rpartition("/")[2].lower(), safe="")

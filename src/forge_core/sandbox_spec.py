@@ -45,6 +45,7 @@ PRELOAD_FILE: Final = "/etc/ld.so.preload"
 NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_TAG = re.compile(r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(?=@)")
 _REPOSITORY = re.compile(
     r"(?:[A-Za-z0-9]+(?:(?:\.|-+)[A-Za-z0-9]+)*(?::[0-9]{1,5})?/)?"
     r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -98,6 +99,11 @@ def require_pinned(reference: str, *, field_name: str) -> str:
         code="malformed",
         field=field_name,
     )
+
+
+def without_tag(reference: str) -> str:
+    """A pinned reference without the tag beside its digest, which means nothing there."""
+    return _TAG.sub("", reference, count=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,16 @@ class DockerEndpoint:
         parts = urlsplit(self.host)
         return parts.hostname or "", parts.port or 0
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """How other clients are told of it (docs.docker.com, *Protect the Docker socket*)."""
+        environment = {"DOCKER_HOST": self.host}
+        if self.tls is not None and (material := self.tls.ca or self.tls.certificate):
+            # Context stores and DOCKER_CERT_PATH name the files alike: ca.pem, cert.pem, key.pem.
+            environment["DOCKER_CERT_PATH"] = str(Path(material).parent)
+            environment["DOCKER_TLS_VERIFY" if self.tls.verify else "DOCKER_TLS"] = "1"
+        return environment
+
     def __str__(self) -> str:
         return f"{self.host} ({self.source})"
 
@@ -90,7 +100,7 @@ def resolve_endpoint(context: str | None, environ: Mapping[str, str]) -> DockerE
     :raises RefusedError: code ``docker_context_invalid``: no such context, a corrupt store, an
         endpoint that we cannot speak to, or one that is neither local nor authenticated.
     """
-    config_dir = _config_dir(environ)
+    config_dir = config_directory(environ)
     if context:
         return _from_store(context, config_dir, f"FORGE_DOCKER_CONTEXT={context}")
     if host := environ.get("DOCKER_HOST", "").strip():
@@ -98,6 +108,18 @@ def resolve_endpoint(context: str | None, environ: Mapping[str, str]) -> DockerE
     if current := environ.get("DOCKER_CONTEXT") or _current_context(config_dir):
         return _from_store(current, config_dir, f"current Docker context {current}")
     return _endpoint(DEFAULT_HOST, "default", None)
+
+
+def plugin_directories(config_dir: Path) -> tuple[Path, ...]:
+    """Where the CLI looks for plugins besides the system's own places; absolute paths.
+
+    :raises RefusedError: code ``docker_context_invalid``: the configuration is corrupt.
+    """
+    config = _read_json(config_dir / "config.json", "the Docker CLI's configuration") or {}
+    extra = config.get("cliPluginsExtraDirs")
+    names = extra if isinstance(extra, list) else ()
+    named = [Path(name) for name in names if isinstance(name, str)]
+    return tuple(path for path in (config_dir / "cli-plugins", *named) if path.is_absolute())
 
 
 def _from_store(name: str, config_dir: Path, source: str) -> DockerEndpoint:
@@ -186,7 +208,8 @@ def _is_loopback(hostname: str | None) -> bool:
         return False
 
 
-def _config_dir(environ: Mapping[str, str]) -> Path:
+def config_directory(environ: Mapping[str, str]) -> Path:
+    """Where the Docker CLI keeps its configuration (docs.docker.com, *docker*: DOCKER_CONFIG)."""
     if explicit := environ.get("DOCKER_CONFIG"):
         return Path(explicit)
     return Path(environ.get("HOME") or Path.home()) / ".docker"

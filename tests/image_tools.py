@@ -1,0 +1,160 @@
+"""Real parts for the image gates: Cosign from Debian's packages, images in the bed's registry."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib.debian import Packages
+from lib.layout import Layout
+
+from engines import REPOSITORY, describe
+
+SYFT = REPOSITORY / ".venv/bin/syft"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_ACCEPT = f"{MANIFEST}, application/vnd.oci.image.index.v1+json"
+
+
+def cosign_path() -> Path:
+    """Debian's Cosign, unpacked into the cache of the test bed."""
+    layout = Layout.from_environment()
+    with layout.locked():
+        prefix = Packages(layout.cache).unpack([("cosign", "trixie")])
+    return prefix / "usr/bin/cosign"
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """The test bed's registry, with a repository that is this test's own."""
+
+    address: str
+    repository: str
+
+    def push(self) -> str:
+        """An image of its own, which can be signed though it holds nothing; by digest."""
+        config = json.dumps(
+            {
+                "architecture": "amd64",
+                "os": "linux",
+                "rootfs": {"type": "layers", "diff_ids": []},
+                "author": secrets.token_hex(8),
+            }
+        ).encode()
+        upload = self._call("POST", f"/v2/{self.repository}/blobs/uploads/")[1]["Location"]
+        place = upload.removeprefix(f"http://{self.address}")
+        self._call("PUT", f"{place}&digest={_digest(config)}", config)
+        manifest = json.dumps(
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST,
+                "config": {
+                    "mediaType": "application/vnd.oci.image.config.v1+json",
+                    "digest": _digest(config),
+                    "size": len(config),
+                },
+                "layers": [],
+            }
+        ).encode()
+        self.put_manifest(_digest(manifest), manifest)
+        return f"{self.address}/{self.repository}@{_digest(manifest)}"
+
+    def put_manifest(self, name: str, manifest: bytes) -> None:
+        """Store a manifest under a digest or a tag."""
+        self._call("PUT", f"/v2/{self.repository}/manifests/{name}", manifest, MANIFEST)
+
+    def replay_signature(self, signed: str, onto: str) -> None:
+        """Attach the signature of one image to another, as one could who can only push."""
+        manifest = self._call("GET", self._manifest(_signature_tag(signed)))[0]
+        self.put_manifest(_signature_tag(onto), manifest)
+
+    def clear(self) -> None:
+        """Remove every manifest that has a tag; the images themselves have none and are tiny."""
+        listing = self._call("GET", f"/v2/{self.repository}/tags/list", missing_ok=True)[0]
+        for tag in json.loads(listing).get("tags") or ():
+            # Two tags may name one manifest, which is gone with the first of them.
+            headers = self._call("HEAD", self._manifest(tag), missing_ok=True)[1]
+            if digest := headers.get("Docker-Content-Digest"):
+                self._call("DELETE", self._manifest(digest))
+
+    def _manifest(self, name: str) -> str:
+        return f"/v2/{self.repository}/manifests/{name}"
+
+    def _call(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        content_type: str = "application/octet-stream",
+        *,
+        missing_ok: bool = False,
+    ) -> tuple[bytes, Any]:
+        connection = http.client.HTTPConnection(self.address, timeout=20)
+        try:
+            headers = {"Content-Type": content_type, "Accept": _ACCEPT}
+            connection.request(method, target, body=body, headers=headers)
+            response = connection.getresponse()
+            answer = response.read()
+            if missing_ok and response.status == 404:
+                return b"{}", response.headers
+            assert response.status < 300, f"{method} {target}: {response.status} {answer!r}"
+            return answer, response.headers
+        finally:
+            connection.close()
+
+
+@contextmanager
+def own_repository() -> Iterator[Registry]:
+    """A repository in the registry of the bed, which must be up; empty again afterwards."""
+    registry = Registry(
+        describe()["registry"]["address"], f"forge-test/{os.getpid()}-{secrets.token_hex(4)}"
+    )
+    try:
+        yield registry
+    finally:
+        registry.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Cosign:
+    """The real program, as an operator uses it to sign."""
+
+    path: Path
+    home: Path
+
+    def new_key(self, name: str) -> Path:
+        """A key pair; the path of the public half."""
+        self._run("generate-key-pair", "--output-key-prefix", name)
+        return self.home / f"{name}.pub"
+
+    def sign(self, reference: str, name: str) -> None:
+        """Sign an image with the key ``name``, and with nothing else."""
+        key = f"{name}.key"
+        self._run("sign", "--key", key, "--tlog-upload=false", "--yes", reference)
+
+    def _run(self, *arguments: str) -> None:
+        subprocess.run(
+            [self.path, *arguments],
+            cwd=self.home,
+            env={"HOME": str(self.home), "COSIGN_PASSWORD": "", "PATH": "/usr/bin:/bin"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+
+
+def _signature_tag(reference: str) -> str:
+    return reference.rpartition("@")[2].replace(":", "-") + ".sig"
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
