@@ -100,7 +100,8 @@ async def test_it_runs_in_an_image_that_holds_nothing_of_it(
     seen = json.loads(await look(door, tooling, tree, engine.busybox_image))
     assert all(path.startswith(f"{TOOLING_MOUNT}/") for path in seen["files"] + seen["modules"])
     with imported_image(engine.api, {"only-this": b""}) as nearly_empty:
-        assert json.loads(await look(door, tooling, tree, nearly_empty)) == seen
+        again = json.loads(await look(door, tooling, tree, nearly_empty))
+    assert (again["files"], again["modules"]) == (seen["files"], seen["modules"])
 
 
 @pytest.mark.requirement("B-29", "B-70")
