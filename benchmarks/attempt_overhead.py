@@ -87,7 +87,7 @@ async def hub_and_bridge(directory: Path, image: str) -> AsyncIterator[RunningHu
         minimum_workspace_bytes=0,
         disk_high_watermark_percent=99,
     )
-    database = SecretStr(f"sqlite+aiosqlite:///{directory}/hub.sqlite3")
+    database = SecretStr(f"sqlite:///{directory}/hub.sqlite3")
     async with running_hub(HubSettings(port=0, database_url=database)) as hub:
         located = settings.model_copy(update={"server_url": hub.url})
         async with open_bridge(located) as bridge, anyio.create_task_group() as tasks:

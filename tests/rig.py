@@ -112,7 +112,7 @@ class Rig:
         environment = self._environment(
             FORGE_HUB_RUNNER_TOKEN=RUNNER_TOKEN,
             FORGE_HUB_API_TOKEN=API_TOKEN,
-            FORGE_HUB_DATABASE_URL=f"sqlite+aiosqlite:///{self.directory}/hub.sqlite3",
+            FORGE_HUB_DATABASE_URL=f"sqlite:///{self.directory}/hub.sqlite3",
             FORGE_HUB_KILL_GRACE_MS="1000",
             FORGE_HUB_DECLINE_BACKOFF_MS="100",
         )

@@ -233,7 +233,7 @@ class Hub:
         raise DemoError(f"the bridge did not come online; its log: {said[-2000:]}")
 
     async def events(self, session_id: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Server-sent events until the session is over and its cleanup proven."""
+        """Server-sent events until the session is over and its teardown known."""
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
         path = f"/api/v1/sessions/{session_id}/events"
         async with self._http.get(path, timeout=timeout) as stream:
@@ -262,13 +262,11 @@ class Story:
     """Tells what happens, a line each; the agent's output comes in pieces of lines."""
 
     def __init__(self) -> None:
-        self.events: list[str] = []
         self._rest = ""
 
     def tell(self, kind: str, data: dict[str, Any]) -> None:
         """One thing that happened."""
         if kind == "event":
-            self.events.append(data["type"])
             told = TOLD.get(data["type"], "")
             console.print(f"  [cyan]{data['type']:<18}[/] {told}")
         elif kind == "log":
@@ -299,14 +297,7 @@ async def run_session(hub: Hub, commit: str) -> dict[str, Any]:
     story = Story()
     async for kind, data in hub.events(session["sessionId"]):
         story.tell(kind, data)
-    while True:
-        found = dict(await hub.get(f"/sessions/{session['sessionId']}/diagnostics"))
-        for event in found["timeline"][len(story.events) :]:
-            story.tell("event", event)
-        complete = found["session"]["result"]["cleanup"] == "complete"
-        if complete and story.events[-1] == "teardown.finished":
-            return found
-        await anyio.sleep(0.05)
+    return dict(await hub.get(f"/sessions/{session['sessionId']}/diagnostics"))
 
 
 def summarise(engine: EngineChoice, facts: Any, found: dict[str, Any], store: Path) -> None:
@@ -353,7 +344,7 @@ async def tell_everything(engine: EngineChoice, directory: Path) -> None:
     headers = {"Authorization": f"Bearer {api_token}"}
     settings = HubSettings(
         port=0,
-        database_url=SecretStr(f"sqlite+aiosqlite:///{directory}/hub.sqlite3"),
+        database_url=SecretStr(f"sqlite:///{directory}/hub.sqlite3"),
         runner_token=SecretStr(runner_token),
         api_token=SecretStr(api_token),
     )

@@ -44,17 +44,26 @@ Values are never repeated. 503 comes with `Retry-After`."""
 _EVENTS = """\
 ## The event stream
 
-| `event:` | `data:` |
-| --- | --- |
-| `event`, `log`, `deadline` | `SubmitDispatchEvent`, as [the wire](wire.md) describes it |
-| `state` | `{"state": …}`, a state of the session |
-| `result` | `SubmitDispatchResult` |
-| `cleanup` | `SubmitCleanupReport` |
+| `event:` | `data:` | told |
+| --- | --- | --- |
+| `event` | [EventView](#eventview) | once, with an `id:` |
+| `cleanup` | a whole [CleanupReportView](#cleanupreportview) | once, with an `id:` |
+| `state` | `state`, `cleanup`, `failureCode` of the [SessionView](#sessionview) | first, and when \
+it changes |
+| `result` | [ResultView](#resultview) with `attemptId` and `fence` | first, and at each revision |
+| `log`, `deadline` | `attemptId`, `fence`, `streamSequence`, `type`, `at`, `payload` | as it \
+happens; kept nowhere |
+| `end` | as `state` | last |
 
-An `event` from before the request comes as an [EventView](#eventview) instead. Only `event` is
-kept, and has an `id:`. To resume, send the last one seen as `Last-Event-ID`. The stream ends with
-the proof of the cleanup; what the runner tells after it, such as `teardown.finished`, is in the
-diagnostics."""
+What is kept has one shape, live and later; the payloads are those of [the wire](wire.md). To
+resume, send the last `id:` seen as `Last-Event-ID`: of `event` and `cleanup` nothing is left out
+and nothing told twice. Log chunks that were missed are not told again.
+
+`end` comes when the session has ended, nothing of it is left on a runner, and each dispatch that a
+runner settled has told its last words: `teardown.finished`, the final revision of its result, and a
+cleanup report. A runner that has lost its records never tells them: they are waited for 5 seconds
+from the proof of the cleanup. A stream that closes without `end` was cut off, because the hub
+stops, the stream is an hour old, or its reader was too slow: resume it."""
 
 
 def rest_page() -> str:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Annotated
 
 from pydantic import Field
+from sqlalchemy import RowMapping
 
 from forge_core.placement import Wanted
 from forge_core.resources import ResourceVector
@@ -41,7 +42,11 @@ class AttemptInput(WireModel):
     input_commit: Commit
     approved_commit: Commit | None = None
     branch: Branch
-    resources: ResourceVector = ResourceVector(slots=1)
+    resources: ResourceVector = Field(
+        default=ResourceVector(slots=1),
+        # Of a dataclass the schema would show Python's names (it is no model with aliases).
+        json_schema_extra={"default": {"slots": 1}},
+    )
     agent: Agent
     limits: Limits = Limits(
         hard_wall_ms=3_600_000, idle_ms=900_000, max_output_bytes=256 * 1024 * 1024
@@ -127,6 +132,11 @@ class Addressee(WireModel):
     offer_id: Id
     runner_id: Id
     instance_id: Id
+
+    @classmethod
+    def of(cls, row: RowMapping) -> Addressee:
+        """Out of a dispatch's row."""
+        return cls.model_validate({name: row[name] for name in cls.model_fields})
 
 
 def _time(text: str) -> datetime:

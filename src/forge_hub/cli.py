@@ -45,7 +45,7 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port [8080]; 0: a free one.")] = None,
     database: Annotated[
-        str | None, typer.Option(help="sqlite+aiosqlite:///PATH or postgresql+asyncpg://…")
+        str | None, typer.Option(help="sqlite:///PATH or postgresql+asyncpg://…")
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="Digests of tokens; see `forge-hub token create`.")

@@ -1,6 +1,7 @@
 """What happens right now, for people who watch: bounded, and not durable by contract.
 
-Log chunks live only here; everything else that is published is in the database as well.
+Log chunks and deadlines live only here.  Of everything else the feed says just that it is there:
+watchers read it in the database, so that what they see live is what they would see later.
 """
 
 from __future__ import annotations
@@ -23,21 +24,32 @@ MAX_UNREAD: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One thing to tell.
+class Fleeting:
+    """Something that is told once and kept nowhere.
 
-    :param kind: ``event``, ``log``, ``deadline``, ``state``, ``result`` or ``cleanup``.
-    :param ordinal: of a durable event; None for everything else.
+    :param kind: ``log`` or ``deadline``.
     """
 
     kind: str
     data: dict[str, Any]
-    ordinal: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something about a session was committed.
+
+    :param event: the ordinal of a durable event; None: anything else.
+    """
+
+    event: int | None = None
+
+
+News = Fleeting | Change
 
 
 @dataclass(slots=True)
 class _Log:
-    items: deque[tuple[Item, int]] = field(default_factory=deque)
+    items: deque[tuple[Fleeting, int]] = field(default_factory=deque)
     size_bytes: int = 0
     dropped_bytes: int = 0
 
@@ -46,21 +58,21 @@ class Feed:
     """Publishes to the subscribers of a session, and keeps the tail of its log."""
 
     def __init__(self) -> None:
-        self._subscribers: dict[str, set[MemoryObjectSendStream[Item]]] = {}
+        self._subscribers: dict[str, set[MemoryObjectSendStream[News]]] = {}
         self._count = 0
         self._logs: OrderedDict[str, _Log] = OrderedDict()
         self._log_bytes = 0
         self._closed = False
 
-    def publish(self, session_id: str, item: Item) -> None:
+    def publish(self, session_id: str, news: News) -> None:
         """Tell all who watch; one that reads too slowly is cut off and may come back."""
         for stream in list(self._subscribers.get(session_id, ())):
             try:
-                stream.send_nowait(item)
+                stream.send_nowait(news)
             except (anyio.WouldBlock, anyio.BrokenResourceError):
                 stream.close()
 
-    def publish_log(self, session_id: str, item: Item, size_bytes: int) -> None:
+    def publish_log(self, session_id: str, item: Fleeting, size_bytes: int) -> None:
         """Tell all who watch, and keep the chunk as far as the bounds allow."""
         log = self._logs.setdefault(session_id, _Log())
         self._logs.move_to_end(session_id)
@@ -75,7 +87,7 @@ class Feed:
             self._log_bytes -= oldest.size_bytes
         self.publish(session_id, item)
 
-    def log_tail(self, session_id: str) -> tuple[list[Item], int]:
+    def log_tail(self, session_id: str) -> tuple[list[Fleeting], int]:
         """What is still kept of a session's log, and how many bytes before it are not."""
         log = self._logs.get(session_id)
         return ([item for item, _ in log.items], log.dropped_bytes) if log else ([], 0)
@@ -92,9 +104,9 @@ class Feed:
             )
 
     @contextmanager
-    def subscribe(self, session_id: str) -> Iterator[MemoryObjectReceiveStream[Item]]:
+    def subscribe(self, session_id: str) -> Iterator[MemoryObjectReceiveStream[News]]:
         """A stream of what is published from now on; it ends when the hub stops."""
-        sender, receiver = anyio.create_memory_object_stream[Item](MAX_UNREAD)
+        sender, receiver = anyio.create_memory_object_stream[News](MAX_UNREAD)
         if self._closed:
             sender.close()
         group = self._subscribers.setdefault(session_id, set())

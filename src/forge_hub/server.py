@@ -30,6 +30,10 @@ from forge_hub.store.database import Database, open_database
 from forge_hub.tokens import Tokens
 
 HUB_PATH: Final = "/hubs/runner"
+RUNNER_OPTIONS: Final = HubOptions(
+    # The 32 that a bridge replays at once share commits; heartbeats and decisions go beside them.
+    max_parallel_invocations=64,
+)
 _STOP_TIMEOUT_S: Final = 10
 
 
@@ -104,7 +108,7 @@ def _endpoint(
         principal = await tokens.principal(token)
         return principal if isinstance(principal, RunnerPrincipal) else None
 
-    endpoint = SignalRHub(HUB_PATH, authenticate, options)
+    endpoint = SignalRHub(HUB_PATH, authenticate, options or RUNNER_OPTIONS)
     attach(endpoint, board, heartbeat_interval_ms=settings.heartbeat_interval_ms)
     return endpoint
 

@@ -17,7 +17,7 @@ class HubSettings(BaseSettings):
 
     :param host: address to listen on.
     :param port: TCP port; 0: one that is free.
-    :param database_url: ``sqlite+aiosqlite:///<path>`` or ``postgresql+asyncpg://…``.
+    :param database_url: ``sqlite:///<path>`` or ``postgresql+asyncpg://…``.
     :param api_token: bearer token of the API, next to those of ``token_file``.
     :param runner_token: bearer token of any runner, next to those of ``token_file``.
     :param token_file: digests of tokens, made by ``forge-hub token create``; read again when it
@@ -35,7 +35,7 @@ class HubSettings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
-    database_url: SecretStr = SecretStr("sqlite+aiosqlite:///forge-hub.sqlite3")
+    database_url: SecretStr = SecretStr("sqlite:///forge-hub.sqlite3")
     api_token: SecretStr | None = None
     runner_token: SecretStr | None = None
     token_file: Path | None = None

@@ -57,6 +57,7 @@ class EndReason(StrEnum):
     RESULT = "result"
     DECLINED = "declined"
     OFFER_EXPIRED = "offer_expired"
+    INSTANCE_GONE = "instance_gone"
     CANCELLED = "cancelled"
     SILENT = "silent"
 

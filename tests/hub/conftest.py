@@ -9,4 +9,4 @@ import pytest
 
 @pytest.fixture
 def database_url(tmp_path: Path) -> str:
-    return f"sqlite+aiosqlite:///{tmp_path / 'hub.sqlite3'}"
+    return f"sqlite:///{tmp_path / 'hub.sqlite3'}"

@@ -210,6 +210,40 @@ async def test_an_unanswered_offer_expires_and_another_runner_is_asked(database_
         assert [d.get("endReason") for d in dispatches] == ["offer_expired", None]
 
 
+@pytest.mark.requirement("B-04", "B-81")
+async def test_an_offer_to_an_instance_that_is_gone_is_void_at_once(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        old = await stage.bridge("r1", "i1")
+        session_id, second = await stage.dispatch(runnerId="r1"), await stage.dispatch()
+        offers = [await old.next("Offer") for _ in range(2)]
+        reborn = await stage.connect("r1", "i2")
+        await reborn.register()
+        shown = await stage.until(session_id, lambda s: s["state"] == "queued")
+        assert shown["attempts"][0]["dispatches"][0]["endReason"] == "instance_gone"
+        assert shown["retriesLeft"] == 0
+        assert await snapshot(reborn) == []
+        await reborn.heartbeat()
+        again = [await reborn.next("Offer") for _ in range(2)]
+        assert {(o["sessionId"], o["fence"]) for o in again} == {(session_id, 2), (second, 2)}
+        assert {o["runnerInstanceId"] for o in again} == {"i2"}
+        assert not {o["offerId"] for o in again} & {o["offerId"] for o in offers}
+        late = await reborn.decide(offers[0], "accepted", runtime="docker", runnerInstanceId="i2")
+        assert (late["accepted"], late["reason"]) == (False, "instance_mismatch")
+        assert (await reborn.decide(again[0], "accepted", runtime="docker"))["accepted"]
+        assert (await reborn.next("Start"))["fence"] == 2
+
+
+@pytest.mark.requirement("B-04")
+async def test_an_offer_outlives_a_lost_connection_of_the_same_instance(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        session_id = await stage.dispatch()
+        offer = await bridge.next("Offer")
+        bridge = await stage.bridge()
+        assert (await bridge.next("Offer"))["offerId"] == offer["offerId"]
+        assert (await stage.session(session_id))["state"] == "offered"
+
+
 @pytest.mark.requirement("B-96")
 async def test_a_refused_placement_names_why_for_each_runner(database_url: str) -> None:
     async with on_stage(database_url) as stage:
@@ -302,8 +336,9 @@ async def test_a_restart_of_the_hub_keeps_what_it_knew_and_renews_nothing(
         await bridge.cleanup_report(done)
         running = await stage.dispatch(retries=1)
         start = await bridge.take_attempt()
-    async with open_database(database_url) as store, store.write() as connection:
-        await connection.execute(update(runners).values(connected=True))  # as a crash leaves it
+    as_a_crash_leaves_it = update(runners).values(connected=True)
+    async with open_database(database_url) as store:
+        await store.write(lambda connection: connection.execute(as_a_crash_leaves_it))
     async with on_stage(database_url, kill_grace_ms=KILL_GRACE_MS) as stage:
         assert not (await stage.api.get("/api/v1/runners/r1")).json()["connected"]
         shown = await stage.session(ended)

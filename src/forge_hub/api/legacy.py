@@ -35,10 +35,10 @@ async def create_dispatch(board: AuthorizedBoard, wanted: NewLegacyDispatch) -> 
             f"cannot send this command: {MAX_INBOUND_BYTES} bytes is the most",
             code="message_too_large",
         )
-    async with board.database.write() as connection:
-        await actions.add_legacy(
-            connection, dispatch, runner_id=live.runner_id, now=board.clock.utc()
-        )
+    runner_id, now = live.runner_id, board.clock.utc()
+    await board.database.write(
+        lambda connection: actions.add_legacy(connection, dispatch, runner_id=runner_id, now=now)
+    )
     board.connections.send(live.runner_id, live.instance_id, "Dispatch", dispatch)
     return await _view(board, dispatch.dispatch_id)
 
@@ -64,9 +64,12 @@ async def cancel_dispatch(board: AuthorizedBoard, dispatch_id: str) -> LegacyDis
 
 
 async def _view(board: Board, dispatch_id: str) -> LegacyDispatchView:
-    async with board.database.read() as connection:
-        row = await actions.find_legacy(connection, dispatch_id)
-        result = await actions.find_legacy_result(connection, dispatch_id)
+    row, result = await board.database.read(
+        lambda connection: (
+            actions.find_legacy(connection, dispatch_id),
+            actions.find_legacy_result(connection, dispatch_id),
+        )
+    )
     if row is None:
         raise RefusedError(
             f"cannot find dispatch {dispatch_id}: there is none", code="unknown_dispatch"

@@ -156,8 +156,12 @@ class EventView(WireModel):
 
 
 class CleanupReportView(WireModel):
-    """A cleanup report, its parts put together; incomplete until all of them have come."""
+    """A cleanup report, its parts put together; incomplete until all of them have come.
 
+    :ivar ordinal: of the part that came last; grows with each.
+    """
+
+    ordinal: int
     report_id: Id
     attempt_id: Id
     fence: Fence

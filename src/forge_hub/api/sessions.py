@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Body, Header, Query
 from fastapi.responses import StreamingResponse
-from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, RowMapping
 
 from forge_core.errors import RefusedError
 from forge_core.wire.codes import CleanupState
 from forge_core.wire.limits import MAX_INBOUND_BYTES, measured_size_bytes
 from forge_hub.api import views
 from forge_hub.api.context import AuthorizedBoard
-from forge_hub.api.event_stream import MEDIA_TYPE, session_stream
+from forge_hub.api.event_stream import MEDIA_TYPE, Cursor, session_stream
 from forge_hub.api.models import (
     CancelRequest,
+    CleanupReportView,
     Diagnostics,
     NewSession,
     SessionSummary,
@@ -39,16 +40,18 @@ async def create_session(board: AuthorizedBoard, wanted: NewSession) -> SessionV
     )
     session_id, attempt_id = board.clock.new_id(), board.clock.new_id()
     _require_start_fits(given, session_id, attempt_id)
-    async with board.database.write() as connection:
-        await sessions.create(
+    now = board.clock.utc()
+    await board.database.write(
+        lambda connection: sessions.create(
             connection,
             given,
             session_id=session_id,
             attempt_id=attempt_id,
             runner_id=wanted.runner_id,
             retries=wanted.retries,
-            now=board.clock.utc(),
+            now=now,
         )
+    )
     board.alarm.ring()
     return await _view(board, session_id)
 
@@ -58,8 +61,7 @@ async def list_sessions(
     board: AuthorizedBoard, limit: Annotated[int, Query(ge=1, le=200)] = 50
 ) -> list[SessionSummary]:
     """The newest sessions, newest first."""
-    async with board.database.read() as connection:
-        rows = await sessions.newest(connection, limit)
+    rows = await board.database.read(lambda connection: sessions.newest(connection, limit))
     return [views.session_summary(row) for row in rows]
 
 
@@ -72,10 +74,15 @@ async def read_session(board: AuthorizedBoard, session_id: str) -> SessionView:
 @router.get("/{session_id}/diagnostics")
 async def read_diagnostics(board: AuthorizedBoard, session_id: str) -> Diagnostics:
     """The lifecycle as a timeline, the inventory, cleanup reports, and the tail of the log."""
-    async with board.database.read() as connection:
-        row = await _find(connection, session_id)
-        view, reports = await views.session_view(connection, row)
-        events = await evidence.events_of(connection, session_id, limit=MAX_TIMELINE + 1)
+
+    def read(
+        connection: Connection,
+    ) -> tuple[SessionView, Sequence[CleanupReportView], Sequence[RowMapping]]:
+        view, reports = views.session_view(connection, _find(connection, session_id))
+        events = evidence.events_of(connection, session_id, limit=MAX_TIMELINE + 1)
+        return view, reports, events
+
+    view, reports, events = await board.database.read(read)
     tail, dropped_bytes = board.feed.log_tail(session_id)
     return Diagnostics(
         session=view,
@@ -99,14 +106,12 @@ async def watch_session(
     session_id: str,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> StreamingResponse:
-    """Server-sent events: `event` (durable, with an id to resume from), `log`, `deadline`,
-    `state`, `result`, `cleanup`.  Ends when the session has ended and is cleaned up.
+    """Server-sent events: `event`, `log`, `deadline`, `state`, `result`, `cleanup`, and `end` when
+    the session has ended and its teardown is known.
     """
-    async with board.database.read() as connection:
-        await _find(connection, session_id)
+    await board.database.read(lambda connection: _find(connection, session_id))
     board.feed.require_room(session_id)
-    after = int(last_event_id) if last_event_id and last_event_id.isdecimal() else 0
-    stream = session_stream(board, session_id, after=after)
+    stream = session_stream(board, session_id, after=Cursor.parse(last_event_id))
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(stream, media_type=MEDIA_TYPE, headers=headers)
 
@@ -123,13 +128,14 @@ async def cancel_session(
 
 
 async def _view(board: AuthorizedBoard, session_id: str) -> SessionView:
-    async with board.database.read() as connection:
-        view, _ = await views.session_view(connection, await _find(connection, session_id))
+    view, _ = await board.database.read(
+        lambda connection: views.session_view(connection, _find(connection, session_id))
+    )
     return view
 
 
-async def _find(connection: AsyncConnection, session_id: str) -> RowMapping:
-    row = await sessions.find(connection, session_id)
+def _find(connection: Connection, session_id: str) -> RowMapping:
+    row = sessions.find(connection, session_id)
     if row is None:
         raise RefusedError(
             f"cannot read session {session_id}: there is none", code="unknown_session"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, RowMapping
 
 from forge_core.wire.codes import CleanupState, EventType, RemovalOutcome
 from forge_hub.api.models import (
@@ -48,16 +47,16 @@ def session_summary(row: RowMapping) -> SessionSummary:
     return SessionSummary.model_validate(dict(row))
 
 
-async def session_view(
-    connection: AsyncConnection, row: RowMapping
+def session_view(
+    connection: Connection, row: RowMapping
 ) -> tuple[SessionView, list[CleanupReportView]]:
     """A session with its attempts, and the cleanup reports about it."""
     session_id = row["session_id"]
-    rows = await dispatches.of_session(connection, session_id)
+    rows = dispatches.of_session(connection, session_id)
     keys = [_key(r) for r in rows]
-    results = {_key(r): r for r in await evidence.results_of(connection, keys)}
-    pushes = await evidence.publications_of(connection, keys)
-    reports = join_parts(await evidence.cleanup_parts_of(connection, keys))
+    results = {_key(r): r for r in evidence.results_of(connection, keys)}
+    pushes = evidence.publications_of(connection, keys)
+    reports = join_parts(evidence.cleanup_parts_of(connection, keys))
     shown = [_dispatch_view(r, results.get(_key(r)), pushes, reports) for r in rows]
     attempts = tuple(
         AttemptView(
@@ -66,7 +65,7 @@ async def session_view(
             input=_shown_input(a["input"]),
             dispatches=tuple(d for d in shown if d.attempt_id == a["attempt_id"]),
         )
-        for a in await sessions.attempts_of(connection, session_id)
+        for a in sessions.attempts_of(connection, session_id)
     )
     view = SessionView.model_validate(
         {

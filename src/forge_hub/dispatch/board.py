@@ -10,8 +10,7 @@ from forge_core.ports import Clock
 from forge_hub.connections import Connections
 from forge_hub.dispatch.leases import Key, Leases
 from forge_hub.dispatch.offers import Offers
-from forge_hub.feed import Feed, Item
-from forge_hub.states import SessionState
+from forge_hub.feed import Change, Feed
 from forge_hub.store.database import Database
 
 
@@ -57,9 +56,9 @@ class Board:
     leases: Leases
     alarm: Alarm = field(default_factory=Alarm)
 
-    def show_state(self, session_id: str, state: SessionState) -> None:
-        """Tell watchers a session's new state, and let the dispatcher look again."""
-        self.feed.publish(session_id, Item("state", {"state": state.value}))
+    def changed(self, session_id: str) -> None:
+        """A session was changed: let watchers and the dispatcher look again."""
+        self.feed.publish(session_id, Change())
         self.alarm.ring()
 
     def forget(self, key: Key) -> None:

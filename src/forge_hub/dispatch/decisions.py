@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, RowMapping
 
 from forge_core.wire.codes import Decision, RejectionCode, ReservationState
 from forge_core.wire.from_bridge import Ack, Heartbeat, SubmitOfferDecision
@@ -21,36 +20,49 @@ from forge_hub.store import dispatches, runners, sessions
 async def decide(board: Board, runner: LiveRunner, message: SubmitOfferDecision) -> Ack:
     """Start what was accepted; queue again what was declined.  A repeated answer is harmless."""
     now = board.clock.utc()
-    given: AttemptInput | None = None
-    async with board.database.write() as connection:
-        row = await dispatches.find(connection, message.attempt_id, message.fence)
-        refusal = _mismatch(row, runner, message)
-        if refusal is not None or row is None:
-            return refusal or Ack(accepted=False, reason="unknown_dispatch")
-        await runners.set_resources(
-            connection, runner.runner_id, message.used_resources, message.resource_capacity
-        )
-        if message.decision is Decision.REJECTED:
-            declined = await _decline(connection, message, row, now=now)
-        elif await dispatches.accept(connection, message, now=now):
-            await sessions.move(
-                connection,
-                row["session_id"],
-                from_=SessionState.OFFERED,
-                to=SessionState.RUNNING,
-            )
-            given = await sessions.input_of(connection, message.attempt_id)
-    to = _addressee(row)
-    if message.decision is Decision.REJECTED:
-        if declined and message.reason_code is not None:
-            board.forget((to.attempt_id, to.fence))
-            board.offers.decline(to, message.reason_code, board.clock.now_ms())
-            board.show_state(to.session_id, SessionState.QUEUED)
-        return Ack(accepted=True)
-    if given is not None:
+    decided = await board.database.write(
+        lambda connection: _keep_decision(connection, runner, message, now)
+    )
+    if isinstance(decided, Ack):
+        return decided
+    row, given = decided
+    to = Addressee.of(row)
+    if isinstance(given, AttemptInput):
         _start(board, runner, to, given)
-        return Ack(accepted=True)
-    return _repeated(board, row)
+    elif given is not None:
+        board.forget((to.attempt_id, to.fence))
+        board.offers.decline(to, given, board.clock.now_ms())
+        board.changed(to.session_id)
+    elif message.decision is Decision.ACCEPTED:
+        return _repeated(board, row)
+    return Ack(accepted=True)
+
+
+def _keep_decision(
+    connection: Connection, runner: LiveRunner, message: SubmitOfferDecision, now: str
+) -> Ack | tuple[RowMapping, AttemptInput | RejectionCode | None]:
+    """The refusal of the answer; or its dispatch, and what to start or why it was declined.
+
+    None in place of the two: it was decided before.
+    """
+    row = dispatches.find(connection, message.attempt_id, message.fence)
+    refusal = _mismatch(row, runner, message)
+    if refusal is not None or row is None:
+        return refusal or Ack(accepted=False, reason="unknown_dispatch")
+    runners.set_resources(
+        connection, runner.runner_id, message.used_resources, message.resource_capacity
+    )
+    if message.decision is Decision.REJECTED:
+        if not dispatches.decline(connection, message, now=now):
+            return row, None
+        sessions.requeue(connection, row["session_id"], is_retry=False)
+        return row, message.reason_code
+    if not dispatches.accept(connection, message, now=now):
+        return row, None
+    sessions.move(
+        connection, row["session_id"], from_=SessionState.OFFERED, to=SessionState.RUNNING
+    )
+    return row, sessions.input_of(connection, message.attempt_id)
 
 
 def _mismatch(
@@ -70,15 +82,6 @@ def _mismatch(
     return None
 
 
-async def _decline(
-    connection: AsyncConnection, message: SubmitOfferDecision, row: RowMapping, *, now: str
-) -> bool:
-    if not await dispatches.decline(connection, message, now=now):
-        return False
-    await sessions.requeue(connection, row["session_id"], is_retry=False)
-    return True
-
-
 def _start(board: Board, runner: LiveRunner, to: Addressee, given: AttemptInput) -> None:
     """The dispatch is recorded as running; now there is a key, and the runner may know it."""
     key = (to.attempt_id, to.fence)
@@ -88,7 +91,7 @@ def _start(board: Board, runner: LiveRunner, to: Addressee, given: AttemptInput)
     )
     runner.watch(key)
     board.connections.send(to.runner_id, to.instance_id, "Start", packet)
-    board.show_state(to.session_id, SessionState.RUNNING)
+    board.changed(to.session_id)
 
 
 def _repeated(board: Board, row: RowMapping) -> Ack:
@@ -129,7 +132,3 @@ def _send_start(board: Board, key: tuple[str, int]) -> None:
     lease = board.leases.get(key)
     if lease is not None and lease.start is not None and not lease.cancelled:
         board.connections.send(lease.to.runner_id, lease.to.instance_id, "Start", lease.start)
-
-
-def _addressee(row: RowMapping) -> Addressee:
-    return Addressee.model_validate({name: row[name] for name in Addressee.model_fields})

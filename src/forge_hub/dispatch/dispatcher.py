@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import anyio
 import structlog
+from sqlalchemy import Connection, RowMapping
 
 from forge_core.errors import RetryableError
 from forge_hub.attempt_input import Addressee, AttemptInput
@@ -28,11 +30,8 @@ async def restore(board: Board) -> None:
     dispatched twice because the hub restarted or a clock was wrong.
     """
     now_ms = board.clock.now_ms()
-    async with board.database.write() as connection:
-        await runners.disconnect(connection, None)
-        rows = await dispatches.live(connection)
-    for row in rows:
-        to = Addressee.model_validate({name: row[name] for name in Addressee.model_fields})
+    for row in await board.database.write(_left_behind):
+        to = Addressee.of(row)
         given = AttemptInput.model_validate(row["input"])
         if row["state"] == DispatchState.OFFERED:
             offer = given.offer(to, expires_in_ms=board.timing.offer_ttl_ms)
@@ -48,6 +47,11 @@ async def restore(board: Board) -> None:
                     cancelled=row["state"] == DispatchState.CANCELLING,
                 )
             )
+
+
+def _left_behind(connection: Connection) -> Sequence[RowMapping]:
+    runners.set_connected(connection, None, False)
+    return dispatches.live(connection)
 
 
 async def run(board: Board) -> None:
@@ -79,8 +83,10 @@ async def renew_leases(board: Board) -> None:
             board.connections.send(lease.to.runner_id, lease.to.instance_id, "LeaseUpdate", update)
             sent.append((*lease.id, lease.sequence))
     if sent:
-        async with board.database.write() as connection:
-            await dispatches.record_renewals(connection, sent, now=board.clock.utc())
+        now = board.clock.utc()
+        await board.database.write(
+            lambda connection: dispatches.record_renewals(connection, sent, now=now)
+        )
 
 
 def _may_renew(board: Board, lease: Lease) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import RowMapping
-from sqlalchemy.ext.asyncio import AsyncConnection
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, RowMapping
 
 from forge_core.errors import RefusedError
 from forge_core.wire.codes import Disposition, FailureCode, Outcome, RejectionCode
@@ -12,7 +13,7 @@ from forge_hub.attempt_input import Addressee
 from forge_hub.connections import LiveRunner
 from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.decisions import send_cancel
-from forge_hub.feed import Item
+from forge_hub.dispatch.leases import Key, Lease
 from forge_hub.matching import mismatch, rejected
 from forge_hub.states import DispatchState, EndReason, SessionState, settle
 from forge_hub.store import dispatches, evidence, sessions
@@ -26,68 +27,80 @@ async def take_result(board: Board, runner: LiveRunner, message: SubmitDispatchR
     A higher revision replaces a lower one; outcome and failure code never change.
     """
     now = board.clock.utc()
+    ack, session_id = await board.database.write(
+        lambda connection: _keep_result(connection, runner, message, now)
+    )
+    if session_id is not None:
+        board.forget((message.attempt_id, message.fence))
+        board.changed(session_id)
+    return ack
+
+
+def _keep_result(
+    connection: Connection, runner: LiveRunner, message: SubmitDispatchResult, now: str
+) -> tuple[ReplayAck, str | None]:
     key = (message.attempt_id, message.fence)
-    state: SessionState | None = None
-    async with board.database.write() as connection:
-        row = await dispatches.find(connection, *key)
-        refusal = mismatch(row, runner, message.resource_runner_instance_id)
-        if refusal is not None or row is None:
-            return refusal or rejected("unknown_dispatch")
-        if dispatches.is_stale(row):
-            return rejected(RejectionCode.STALE_FENCE)
-        earlier = await evidence.find_result(connection, *key)
-        if earlier is not None and (earlier["outcome"], earlier["failure_code"]) != (
-            message.outcome,
-            message.failure_code,
-        ):
-            return rejected("outcome_changed", f"it is {earlier['outcome']} already")
-        if not await evidence.put_result(connection, message, now=now):
-            return ReplayAck(accepted=True, disposition=Disposition.DUPLICATE)
-        if await dispatches.end(connection, *key, EndReason.RESULT, now=now):
-            state = await _settle(connection, row, message.outcome, message.failure_code, now=now)
-    board.forget(key)
-    board.feed.publish(row["session_id"], Item("result", message.to_wire()))
-    if state is not None:
-        board.show_state(row["session_id"], state)
-    return ReplayAck(accepted=True, disposition=Disposition.PERSISTED)
+    row = dispatches.find(connection, *key)
+    refusal = mismatch(row, runner, message.resource_runner_instance_id)
+    if refusal is not None or row is None:
+        return refusal or rejected("unknown_dispatch"), None
+    if dispatches.is_stale(row):
+        return rejected(RejectionCode.STALE_FENCE), None
+    earlier = evidence.find_result(connection, *key)
+    if earlier is not None and (earlier["outcome"], earlier["failure_code"]) != (
+        message.outcome,
+        message.failure_code,
+    ):
+        return rejected("outcome_changed", f"it is {earlier['outcome']} already"), None
+    if not evidence.put_result(connection, message, now=now):
+        return ReplayAck(accepted=True, disposition=Disposition.DUPLICATE), None
+    if dispatches.end(connection, *key, EndReason.RESULT, now=now):
+        _settle(connection, row, message.outcome, message.failure_code, now=now)
+    return ReplayAck(accepted=True, disposition=Disposition.PERSISTED), row["session_id"]
 
 
-async def cancel(board: Board, session_id: str, reason: str) -> SessionState:
-    """Ask for the end of a session; returns its state, also when it had ended before.
+async def cancel(board: Board, session_id: str, reason: str) -> None:
+    """Ask for the end of a session; nothing happens if it had ended before.
 
     :raises RefusedError: code ``unknown_session``.
     """
     now = board.clock.utc()
-    async with board.database.write() as connection:
-        session = await sessions.find(connection, session_id)
-        if session is None:
-            raise RefusedError(
-                f"cannot cancel session {session_id}: there is none", code="unknown_session"
-            )
-        state = SessionState(session["state"])
-        if state.is_terminal:
-            return state
-        await sessions.ask_cancel(connection, session_id, reason)
-        row = await dispatches.live_of_session(connection, session_id)
-        if row is not None and await dispatches.cancel(connection, row["attempt_id"], row["fence"]):
-            state = SessionState.CANCELLING
-            await sessions.move(connection, session_id, from_=SessionState.RUNNING, to=state)
-        elif row is None or row["state"] == DispatchState.OFFERED:
-            state = SessionState.CANCELLED
-            await _cancel_before_start(connection, session_id, row, now=now)
-    _after_cancel(board, row, reason)
-    board.show_state(session_id, state)
-    return state
+    row = await board.database.write(
+        lambda connection: _cancel_session(connection, session_id, reason, now)
+    )
+    if row is not None:
+        _after_cancel(board, row, reason)
+    board.changed(session_id)
 
 
-async def _cancel_before_start(
-    connection: AsyncConnection, session_id: str, row: RowMapping | None, *, now: str
+def _cancel_session(
+    connection: Connection, session_id: str, reason: str, now: str
+) -> RowMapping | None:
+    """Keep that it is to end; returns the dispatch whose runner is to be told."""
+    session = sessions.find(connection, session_id)
+    if session is None:
+        raise RefusedError(
+            f"cannot cancel session {session_id}: there is none", code="unknown_session"
+        )
+    if SessionState(session["state"]).is_terminal:
+        return None
+    sessions.ask_cancel(connection, session_id, reason)
+    row = dispatches.live_of_session(connection, session_id)
+    if row is not None and dispatches.cancel(connection, row["attempt_id"], row["fence"]):
+        sessions.move(
+            connection, session_id, from_=SessionState.RUNNING, to=SessionState.CANCELLING
+        )
+    elif row is None or row["state"] == DispatchState.OFFERED:
+        _cancel_before_start(connection, session_id, row, now=now)
+    return row
+
+
+def _cancel_before_start(
+    connection: Connection, session_id: str, row: RowMapping | None, *, now: str
 ) -> None:
     if row is not None:
-        await dispatches.end(
-            connection, row["attempt_id"], row["fence"], EndReason.CANCELLED, now=now
-        )
-    await sessions.end(
+        dispatches.end(connection, row["attempt_id"], row["fence"], EndReason.CANCELLED, now=now)
+    sessions.end(
         connection,
         session_id,
         SessionState.CANCELLED,
@@ -96,10 +109,8 @@ async def _cancel_before_start(
     )
 
 
-def _after_cancel(board: Board, row: RowMapping | None, reason: str) -> None:
-    if row is None:
-        return
-    to = Addressee.model_validate({name: row[name] for name in Addressee.model_fields})
+def _after_cancel(board: Board, row: RowMapping, reason: str) -> None:
+    to = Addressee.of(row)
     lease = board.leases.get((to.attempt_id, to.fence))
     if lease is not None:
         lease.cancelled = True
@@ -109,26 +120,43 @@ def _after_cancel(board: Board, row: RowMapping | None, reason: str) -> None:
 
 async def expire_offers(board: Board) -> None:
     """Queue again what nobody answered in time."""
-    now_ms = board.clock.now_ms()
     for pending in board.offers:
-        if pending.expires_at_ms > now_ms:
-            continue
-        to = pending.to
-        async with board.database.write() as connection:
-            expired = await dispatches.end(
-                connection,
-                to.attempt_id,
-                to.fence,
-                EndReason.OFFER_EXPIRED,
-                now=board.clock.utc(),
-                only_from=(DispatchState.OFFERED,),
-            )
-            if expired:
-                await sessions.requeue(connection, to.session_id, is_retry=False)
-        board.offers.remove(to.attempt_id, to.fence)
-        if expired:
-            board.offers.decline(to, RejectionCode.EXPIRED, now_ms)
-            board.show_state(to.session_id, SessionState.QUEUED)
+        if pending.expires_at_ms <= board.clock.now_ms():
+            await _expire(board, pending.to)
+
+
+async def _expire(board: Board, to: Addressee) -> None:
+    now = board.clock.utc()
+    expired = await board.database.write(
+        lambda connection: _withdraw(connection, to, EndReason.OFFER_EXPIRED, now)
+    )
+    board.offers.remove(to.attempt_id, to.fence)
+    if expired:
+        board.offers.decline(to, RejectionCode.EXPIRED, board.clock.now_ms())
+        board.changed(to.session_id)
+
+
+def _withdraw(connection: Connection, to: Addressee, reason: EndReason, now: str) -> bool:
+    """End an undecided offer and queue its session again; False: it was decided."""
+    offered = (DispatchState.OFFERED,)
+    if not dispatches.end(connection, to.attempt_id, to.fence, reason, now=now, only_from=offered):
+        return False
+    sessions.requeue(connection, to.session_id, is_retry=False)
+    return True
+
+
+def void_offers(
+    connection: Connection, runner_id: str, instance_id: str, *, now: str
+) -> Sequence[Addressee]:
+    """Withdraw what was offered to other instances of a runner and is undecided.
+
+    An instance that registers is the only one; the fences of the others are never started.
+    """
+    rows = dispatches.offered_to_others(connection, runner_id, instance_id)
+    voided = [Addressee.of(row) for row in rows]
+    for to in voided:
+        _withdraw(connection, to, EndReason.INSTANCE_GONE, now)
+    return voided
 
 
 async def give_up_silent(board: Board) -> None:
@@ -138,33 +166,38 @@ async def give_up_silent(board: Board) -> None:
     rejected as stale.
     """
     for lease in board.leases:
-        if lease.silent_at_ms(board.timing.kill_grace_ms) > board.clock.now_ms():
-            continue
-        now = board.clock.utc()
-        state: SessionState | None = None
-        async with board.database.write() as connection:
-            row = await dispatches.find(connection, *lease.id)
-            assert row is not None, "a lease belongs to a dispatch"
-            if await dispatches.end(
-                connection, *lease.id, EndReason.SILENT, now=now, only_from=_HELD
-            ):
-                cancelled = row["cancel_reason"] is not None
-                failure = FailureCode.CANCELLED if cancelled else FailureCode.LEASE_EXPIRED
-                outcome = Outcome.CANCELLED if cancelled else Outcome.EXPIRED
-                state = await _settle(connection, row, outcome, failure, now=now)
-        board.forget(lease.id)
-        if state is not None:
-            board.show_state(lease.to.session_id, state)
+        if lease.silent_at_ms(board.timing.kill_grace_ms) <= board.clock.now_ms():
+            await _give_up(board, lease)
 
 
-async def _settle(
-    connection: AsyncConnection,
+async def _give_up(board: Board, lease: Lease) -> None:
+    now = board.clock.utc()
+    ended = await board.database.write(lambda connection: _end_silent(connection, lease.id, now))
+    board.forget(lease.id)
+    if ended:
+        board.changed(lease.to.session_id)
+
+
+def _end_silent(connection: Connection, key: Key, now: str) -> bool:
+    row = dispatches.find(connection, *key)
+    assert row is not None, "a lease belongs to a dispatch"
+    if not dispatches.end(connection, *key, EndReason.SILENT, now=now, only_from=_HELD):
+        return False
+    cancelled = row["cancel_reason"] is not None
+    failure = FailureCode.CANCELLED if cancelled else FailureCode.LEASE_EXPIRED
+    outcome = Outcome.CANCELLED if cancelled else Outcome.EXPIRED
+    _settle(connection, row, outcome, failure, now=now)
+    return True
+
+
+def _settle(
+    connection: Connection,
     row: RowMapping,
     outcome: Outcome,
     failure: FailureCode | None,
     *,
     now: str,
-) -> SessionState:
+) -> None:
     state = settle(
         outcome,
         failure,
@@ -172,7 +205,6 @@ async def _settle(
         cancelled=row["cancel_reason"] is not None,
     )
     if state is SessionState.QUEUED:
-        await sessions.requeue(connection, row["session_id"], is_retry=True)
+        sessions.requeue(connection, row["session_id"], is_retry=True)
     else:
-        await sessions.end(connection, row["session_id"], state, failure_code=failure, now=now)
-    return state
+        sessions.end(connection, row["session_id"], state, failure_code=failure, now=now)

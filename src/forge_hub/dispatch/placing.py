@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import RowMapping
+from sqlalchemy import Connection, RowMapping
 
 from forge_core.placement import Candidate, Refusal, place
 from forge_core.resources import ResourceCapacity, ResourceVector
@@ -32,9 +32,7 @@ class _Known:
 
 async def place_queued(board: Board) -> None:
     """Offer each queued session to a runner, the longest waiting first, or keep why not."""
-    async with board.database.read() as connection:
-        waiting = await sessions.queued(connection, MAX_SESSIONS_PER_PASS)
-        known = [_read(row) for row in await runners.all_of_them(connection)] if waiting else []
+    waiting, known = await board.database.read(_waiting)
     for session in waiting:
         given = AttemptInput.model_validate(session["input"])
         wanted = given.wanted(session["pinned_runner_id"], now=board.clock.utc())
@@ -43,6 +41,12 @@ async def place_queued(board: Board) -> None:
             await _keep_refusals(board, session, placement.refusals)
         else:
             await _offer(board, session, given, placement.runner_id, placement.refusals)
+
+
+def _waiting(connection: Connection) -> tuple[Sequence[RowMapping], Sequence[_Known]]:
+    """The queued sessions, and the runners if there are any."""
+    waiting = sessions.queued(connection, MAX_SESSIONS_PER_PASS)
+    return waiting, [_read(row) for row in runners.all_of_them(connection)] if waiting else ()
 
 
 def _read(row: RowMapping) -> _Known:
@@ -76,8 +80,10 @@ def _candidates(board: Board, known: Iterable[_Known], attempt_id: str) -> Itera
 
 async def _keep_refusals(board: Board, session: RowMapping, refusals: Sequence[Refusal]) -> None:
     if sessions.refusals_as_json(refusals) != session["refusals"]:
-        async with board.database.write() as connection:
-            await sessions.set_refusals(connection, session["session_id"], refusals)
+        session_id = session["session_id"]
+        await board.database.write(
+            lambda connection: sessions.set_refusals(connection, session_id, refusals)
+        )
 
 
 async def _offer(
@@ -98,16 +104,26 @@ async def _offer(
         runner_id=runner_id,
         instance_id=live.instance_id,
     )
-    async with board.database.write() as connection:
-        if not await sessions.move(
-            connection, to.session_id, from_=SessionState.QUEUED, to=SessionState.OFFERED
-        ):
-            return
-        offered = await dispatches.offer(connection, to, now=board.clock.utc())
-        assert offered, "a queued session has no dispatch that could raise the fence"
-        await sessions.set_refusals(connection, to.session_id, refusals)
+    now = board.clock.utc()
+    if not await board.database.write(
+        lambda connection: _keep_offer(connection, to, refusals, now)
+    ):
+        return
     offer = given.offer(to, expires_in_ms=board.timing.offer_ttl_ms)
     expires_at_ms = board.clock.now_ms() + board.timing.offer_ttl_ms
     board.offers.add(PendingOffer(to, offer, expires_at_ms))
     board.connections.send(to.runner_id, to.instance_id, "Offer", offer)
-    board.show_state(to.session_id, SessionState.OFFERED)
+    board.changed(to.session_id)
+
+
+def _keep_offer(
+    connection: Connection, to: Addressee, refusals: Sequence[Refusal], now: str
+) -> bool:
+    if not sessions.move(
+        connection, to.session_id, from_=SessionState.QUEUED, to=SessionState.OFFERED
+    ):
+        return False
+    offered = dispatches.offer(connection, to, now=now)
+    assert offered, "a queued session has no dispatch that could raise the fence"
+    sessions.set_refusals(connection, to.session_id, refusals)
+    return True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+from sqlalchemy import Connection, RowMapping
 
 from forge_core.wire.base import PROTOCOL_VERSION
 from forge_core.wire.codes import RunnerState
@@ -15,9 +18,11 @@ from forge_core.wire.from_bridge import (
     RegisterRunner,
     SnapshotAck,
 )
+from forge_hub.attempt_input import Addressee
 from forge_hub.connections import Channel, LiveRunner
 from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.decisions import tell_again
+from forge_hub.dispatch.endings import void_offers
 from forge_hub.principals import RunnerPrincipal
 from forge_hub.store import dispatches, runners
 
@@ -36,16 +41,17 @@ async def register(
     refusal = _refusal(principal, message)
     if refusal is not None:
         return RegisterAck(accepted=False, reason=refusal[0], detail=refusal[1])
-    async with board.database.write() as connection:
-        await runners.register(connection, message, now=board.clock.utc())
-        row = await runners.find(connection, message.runner_id)
-    assert row is not None
+    now = board.clock.utc()
+    row, voided = await board.database.write(lambda connection: _keep(connection, message, now))
     runner = board.connections.establish(
         channel, message.runner_id, message.runner_instance_id, board.clock.now_ms()
     )
     for lease in board.leases.of_instance(runner.runner_id, runner.instance_id):
         runner.watch(lease.id)
     board.offers.forgive(runner.runner_id)
+    for to in voided:
+        board.forget((to.attempt_id, to.fence))
+        board.changed(to.session_id)
     board.alarm.ring()
     return RegisterAck(
         accepted=True,
@@ -53,6 +59,15 @@ async def register(
         settings=runners.settings_of(row),
         server_time=board.clock.utc(),
     )
+
+
+def _keep(
+    connection: Connection, message: RegisterRunner, now: str
+) -> tuple[RowMapping, Sequence[Addressee]]:
+    """The runner's row, and the offers to its earlier instances, which nobody can answer now."""
+    runners.register(connection, message, now=now)
+    voided = void_offers(connection, message.runner_id, message.runner_instance_id, now=now)
+    return runners.get(connection, message.runner_id), voided
 
 
 def _refusal(principal: RunnerPrincipal, message: RegisterRunner) -> tuple[str, str] | None:
@@ -71,10 +86,13 @@ async def heartbeat(board: Board, runner: LiveRunner, message: Heartbeat) -> Hea
     if refusal is not None:
         return HeartbeatAck(accepted=False, reason=refusal.reason, detail=refusal.detail)
     runner.hear(message, board.clock.now_ms())  # first: renewals do not depend on the database
-    async with board.database.write() as connection:
-        await runners.heartbeat(connection, message, now=board.clock.utc())
-        row = await runners.find(connection, runner.runner_id)
-    assert row is not None
+    now = board.clock.utc()
+
+    def keep(connection: Connection) -> RowMapping:
+        runners.heartbeat(connection, message, now=now)
+        return runners.get(connection, runner.runner_id)
+
+    row = await board.database.write(keep)
     has_come_back, runner.ready = not runner.ready, True
     if has_come_back and message.state is not RunnerState.STOPPING:
         tell_again(board, runner, message)
@@ -97,10 +115,11 @@ async def read_snapshot(
         return SnapshotAck(accepted=False, reason=refusal.reason, detail=refusal.detail)
     if message.part == 1:
         taken_at = board.clock.utc()
-        async with board.database.read() as connection:
-            attempts = await dispatches.of_instance(
+        attempts = await board.database.read(
+            lambda connection: dispatches.of_instance(
                 connection, runner.runner_id, runner.instance_id
             )
+        )
         runner.snapshot = (taken_at, attempts)
     if runner.snapshot is None:
         return SnapshotAck(accepted=False, reason="malformed", detail="part 1 was not read")
@@ -129,7 +148,12 @@ async def depart(board: Board, channel: Channel) -> None:
     runner = board.connections.release(channel)
     if runner is None:
         return
-    async with board.database.write() as connection:
-        if board.connections.get(runner.runner_id) is None:
-            await runners.disconnect(connection, runner.runner_id)
+    await board.database.write(
+        lambda connection: runners.set_connected(connection, runner.runner_id, False)
+    )
+    if board.connections.get(runner.runner_id) is not None:
+        # A registration that came before this write was answered before it, too.
+        await board.database.write(
+            lambda connection: runners.set_connected(connection, runner.runner_id, True)
+        )
     board.alarm.ring()

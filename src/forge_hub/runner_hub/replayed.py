@@ -6,7 +6,9 @@ Each answer says ``persisted``, ``duplicate`` or ``rejected``; all three end the
 
 from __future__ import annotations
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from typing import NamedTuple
+
+from sqlalchemy import Connection
 
 from forge_core.wire.base import WireModel, parse
 from forge_core.wire.codes import Disposition, EventType, RejectionCode
@@ -21,7 +23,7 @@ from forge_core.wire.from_bridge import (
 )
 from forge_hub.connections import LiveRunner
 from forge_hub.dispatch.board import Board
-from forge_hub.feed import Item
+from forge_hub.feed import Change, Fleeting
 from forge_hub.matching import mismatch, rejected
 from forge_hub.store import actions, dispatches, evidence
 
@@ -41,31 +43,43 @@ async def take_event(board: Board, runner: LiveRunner, message: SubmitDispatchEv
     if message.sequence is None:
         return rejected("malformed", f"{message.type} needs a sequence")
     now = board.clock.utc()
-    async with board.database.write() as connection:
-        row = await dispatches.find(connection, message.attempt_id, message.fence)
-        refusal = mismatch(row, runner, message.resource_runner_instance_id)
-        if refusal is not None or row is None:
-            return refusal or rejected("unknown_dispatch")
-        if dispatches.is_stale(row):
-            return await _kept_before(connection, message) or rejected(RejectionCode.STALE_FENCE)
-        session_id = row["session_id"]
-        ordinal = await evidence.add_event(
-            connection, message, payload, session_id=session_id, now=now
-        )
-        if ordinal is None:
-            return await _kept_before(connection, message) or rejected(
-                "sequence_conflict", f"sequence {message.sequence} is another event"
-            )
-    data = event_as_json(message, payload)
-    board.feed.publish(session_id, Item("event", data, ordinal=ordinal))
-    return _PERSISTED
+    ack, kept = await board.database.write(
+        lambda connection: _keep_event(connection, runner, message, payload, now)
+    )
+    if kept is not None:
+        board.feed.publish(kept.session_id, Change(kept.ordinal))
+    return ack
 
 
-async def _kept_before(
-    connection: AsyncConnection, message: SubmitDispatchEvent
-) -> ReplayAck | None:
+class _KeptEvent(NamedTuple):
+    session_id: str
+    ordinal: int
+
+
+def _keep_event(
+    connection: Connection,
+    runner: LiveRunner,
+    message: SubmitDispatchEvent,
+    payload: WireModel,
+    now: str,
+) -> tuple[ReplayAck, _KeptEvent | None]:
+    row = dispatches.find(connection, message.attempt_id, message.fence)
+    refusal = mismatch(row, runner, message.resource_runner_instance_id)
+    if refusal is not None or row is None:
+        return refusal or rejected("unknown_dispatch"), None
+    if dispatches.is_stale(row):
+        return _kept_before(connection, message) or rejected(RejectionCode.STALE_FENCE), None
+    session_id = row["session_id"]
+    ordinal = evidence.add_event(connection, message, payload, session_id=session_id, now=now)
+    if ordinal is None:
+        conflict = rejected("sequence_conflict", f"sequence {message.sequence} is another event")
+        return _kept_before(connection, message) or conflict, None
+    return _PERSISTED, _KeptEvent(session_id, ordinal)
+
+
+def _kept_before(connection: Connection, message: SubmitDispatchEvent) -> ReplayAck | None:
     """The answer to an event id that is known; None: it is not."""
-    known = await evidence.find_event(connection, message.event_id)
+    known = evidence.find_event(connection, message.event_id)
     if known is None:
         return None
     if (known["attempt_id"], known["fence"]) == (message.attempt_id, message.fence):
@@ -85,7 +99,7 @@ def _show(
     owner = (lease.to.runner_id, lease.to.instance_id)
     if owner != (runner.runner_id, message.resource_runner_instance_id):
         return rejected("instance_mismatch", "it was dispatched to another runner instance")
-    item = Item(message.type.value, event_as_json(message, payload))
+    item = Fleeting(message.type.value, _live_view(message, payload))
     if message.type is EventType.LOG and isinstance(payload, Log):
         board.feed.publish_log(lease.to.session_id, item, len(payload.text.encode()))
     else:
@@ -93,11 +107,16 @@ def _show(
     return _PERSISTED
 
 
-def event_as_json(message: SubmitDispatchEvent, payload: WireModel) -> dict[str, object]:
-    """As the API shows it."""
-    shown = message.to_wire()
-    del shown["resourceRunnerInstanceId"]
-    return {**shown, "payload": payload.to_wire()}
+def _live_view(message: SubmitDispatchEvent, payload: WireModel) -> dict[str, object]:
+    """As an event is shown, but for what only a kept one has."""
+    return {
+        "attemptId": message.attempt_id,
+        "fence": message.fence,
+        "streamSequence": message.stream_sequence,
+        "type": message.type.value,
+        "at": message.at,
+        "payload": payload.to_wire(),
+    }
 
 
 async def take_cleanup_report(
@@ -110,64 +129,84 @@ async def take_cleanup_report(
     if message.part > message.parts:
         return rejected("malformed", f"part {message.part} of {message.parts}")
     now = board.clock.utc()
-    async with board.database.write() as connection:
-        row = await dispatches.find(connection, message.attempt_id, message.fence)
-        refusal = mismatch(
-            row,
-            runner,
-            message.resource_runner_instance_id,
-            claimed_runner_id=message.runner_id,
-            claimed_instance_id=message.runner_instance_id,
-        )
-        if refusal is not None or row is None:
-            return refusal or rejected("unknown_dispatch")
-        about = (message.attempt_id, message.fence, message.parts)
-        for known in await evidence.cleanup_parts_of_report(connection, message.report_id):
-            if (known["attempt_id"], known["fence"], known["parts"]) != about:
-                return rejected("report_conflict", "the report id belongs to another report")
-        if not await evidence.add_cleanup_part(connection, message, now=now):
-            return _DUPLICATE
-    shown = message.to_wire()
-    board.feed.publish(row["session_id"], Item("cleanup", shown))
-    return _PERSISTED
+    ack, session_id = await board.database.write(
+        lambda connection: _keep_report(connection, runner, message, now)
+    )
+    if session_id is not None:
+        board.feed.publish(session_id, Change())
+    return ack
+
+
+def _keep_report(
+    connection: Connection, runner: LiveRunner, message: SubmitCleanupReport, now: str
+) -> tuple[ReplayAck, str | None]:
+    row = dispatches.find(connection, message.attempt_id, message.fence)
+    refusal = mismatch(
+        row,
+        runner,
+        message.resource_runner_instance_id,
+        claimed_runner_id=message.runner_id,
+        claimed_instance_id=message.runner_instance_id,
+    )
+    if refusal is not None or row is None:
+        return refusal or rejected("unknown_dispatch"), None
+    about = (message.attempt_id, message.fence, message.parts)
+    for known in evidence.cleanup_parts_of_report(connection, message.report_id):
+        if (known["attempt_id"], known["fence"], known["parts"]) != about:
+            return rejected("report_conflict", "the report id belongs to another report"), None
+    if not evidence.add_cleanup_part(connection, message, now=now):
+        return _DUPLICATE, None
+    return _PERSISTED, row["session_id"]
 
 
 async def take_publication(
     board: Board, runner: LiveRunner, message: SubmitPublication
 ) -> ReplayAck:
     """Keep what came of a push (B-63)."""
-    async with board.database.write() as connection:
-        row = await dispatches.find(connection, message.attempt_id, message.fence)
+    now = board.clock.utc()
+
+    def keep(connection: Connection) -> ReplayAck:
+        row = dispatches.find(connection, message.attempt_id, message.fence)
         refusal = mismatch(row, runner, message.resource_runner_instance_id)
         if refusal is not None or row is None:
             return refusal or rejected("unknown_dispatch")
         if dispatches.is_stale(row):
             return rejected(RejectionCode.STALE_FENCE)
-        added = await evidence.add_publication(connection, message, now=board.clock.utc())
-    return _PERSISTED if added else _DUPLICATE
+        added = evidence.add_publication(connection, message, now=now)
+        return _PERSISTED if added else _DUPLICATE
+
+    return await board.database.write(keep)
 
 
 async def take_reap_outcome(
     board: Board, runner: LiveRunner, message: SubmitReapOutcome
 ) -> ReplayAck:
     """Keep what a reap action did (B-88)."""
-    async with board.database.write() as connection:
-        request = await actions.find_reap(connection, message.request_id)
+    now = board.clock.utc()
+
+    def keep(connection: Connection) -> ReplayAck:
+        request = actions.find_reap(connection, message.request_id)
         if request is None or request["runner_id"] != runner.runner_id:
             return rejected("unknown_request", "this runner was not asked that")
         if request["instance_id"] != message.runner_instance_id:
             return rejected("instance_mismatch", "another runner instance was asked")
-        answered = await actions.answer_reap(connection, message, now=board.clock.utc())
-    return _PERSISTED if answered else _DUPLICATE
+        answered = actions.answer_reap(connection, message, now=now)
+        return _PERSISTED if answered else _DUPLICATE
+
+    return await board.database.write(keep)
 
 
 async def take_legacy_result(
     board: Board, runner: LiveRunner, message: SubmitLegacyResult
 ) -> ReplayAck:
     """Keep the answer to a v1 command (B-03)."""
-    async with board.database.write() as connection:
-        dispatch = await actions.find_legacy(connection, message.dispatch_id)
+    now = board.clock.utc()
+
+    def keep(connection: Connection) -> ReplayAck:
+        dispatch = actions.find_legacy(connection, message.dispatch_id)
         if dispatch is None or dispatch["runner_id"] != runner.runner_id:
             return rejected("unknown_dispatch", "this runner was not sent that")
-        added = await actions.add_legacy_result(connection, message, now=board.clock.utc())
-    return _PERSISTED if added else _DUPLICATE
+        added = actions.add_legacy_result(connection, message, now=now)
+        return _PERSISTED if added else _DUPLICATE
+
+    return await board.database.write(keep)

@@ -239,8 +239,7 @@ class SignalRHub(Generic[P]):
         async with calls, turns, anyio.create_task_group() as tasks:
             tasks.start_soon(connection.write)
             if await self._tell_connected(connection):
-                for _ in range(options.max_parallel_invocations):
-                    tasks.start_soon(self._run_calls, connection, turns)
+                tasks.start_soon(self._run_calls, connection, turns)
                 error = await self._receive(connection, early, calls)
                 if error is not None:
                     connection.close(error)
@@ -280,8 +279,20 @@ class SignalRHub(Generic[P]):
     async def _run_calls(
         self, connection: Connection[P], turns: MemoryObjectReceiveStream[InvocationMessage]
     ) -> None:
-        async for message in turns:
+        """Start the calls in their order, as many at a time as there may be."""
+        room = anyio.Semaphore(self._options.max_parallel_invocations)
+        async with anyio.create_task_group() as tasks:
+            async for message in turns:
+                await room.acquire()
+                tasks.start_soon(self._call, connection, message, room)
+
+    async def _call(
+        self, connection: Connection[P], message: InvocationMessage, room: anyio.Semaphore
+    ) -> None:
+        try:
             await self._methods.call(connection, message)
+        finally:
+            room.release()
 
     async def _tell_connected(self, connection: Connection[P]) -> bool:
         if self._connected_hook is None:

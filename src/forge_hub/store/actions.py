@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import RowMapping, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from forge_core.wire.from_bridge import SubmitLegacyResult, SubmitReapOutcome
 from forge_core.wire.from_hub import Dispatch, Reap
@@ -13,9 +12,9 @@ from forge_hub.store.statements import insert_new
 from forge_hub.store.tables import legacy_dispatches, legacy_results, reap_requests
 
 
-async def add_reap(connection: AsyncConnection, request: Reap, *, now: str) -> None:
+def add_reap(connection: Connection, request: Reap, *, now: str) -> None:
     """Keep a reap request before it is sent."""
-    await connection.execute(
+    connection.execute(
         insert(reap_requests).values(
             request_id=request.request_id,
             runner_id=request.runner_id,
@@ -28,19 +27,17 @@ async def add_reap(connection: AsyncConnection, request: Reap, *, now: str) -> N
     )
 
 
-async def find_reap(connection: AsyncConnection, request_id: str) -> RowMapping | None:
+def find_reap(connection: Connection, request_id: str) -> RowMapping | None:
     """One reap request with its outcome, if that has come."""
-    rows = await connection.execute(
-        select(reap_requests).where(reap_requests.c.request_id == request_id)
-    )
+    rows = connection.execute(select(reap_requests).where(reap_requests.c.request_id == request_id))
     return rows.mappings().first()
 
 
-async def answer_reap(connection: AsyncConnection, outcome: SubmitReapOutcome, *, now: str) -> bool:
+def answer_reap(connection: Connection, outcome: SubmitReapOutcome, *, now: str) -> bool:
     """Keep the outcome of a request; False: it has one."""
     counts = outcome.to_wire()
     del counts["requestId"], counts["runnerInstanceId"]
-    changed = await connection.execute(
+    changed = connection.execute(
         update(reap_requests)
         .where(
             reap_requests.c.request_id == outcome.request_id,
@@ -51,9 +48,9 @@ async def answer_reap(connection: AsyncConnection, outcome: SubmitReapOutcome, *
     return changed.rowcount == 1
 
 
-async def reaps_of(connection: AsyncConnection, runner_id: str, limit: int) -> Sequence[RowMapping]:
+def reaps_of(connection: Connection, runner_id: str, limit: int) -> Sequence[RowMapping]:
     """The newest reap requests of a runner, newest first."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(reap_requests)
         .where(reap_requests.c.runner_id == runner_id)
         .order_by(reap_requests.c.requested_at.desc())
@@ -62,11 +59,9 @@ async def reaps_of(connection: AsyncConnection, runner_id: str, limit: int) -> S
     return rows.mappings().all()
 
 
-async def add_legacy(
-    connection: AsyncConnection, dispatch: Dispatch, *, runner_id: str, now: str
-) -> None:
+def add_legacy(connection: Connection, dispatch: Dispatch, *, runner_id: str, now: str) -> None:
     """Keep a v1 command before it is sent; not its environment."""
-    await connection.execute(
+    connection.execute(
         insert(legacy_dispatches).values(
             dispatch_id=dispatch.dispatch_id,
             runner_id=runner_id,
@@ -78,25 +73,23 @@ async def add_legacy(
     )
 
 
-async def find_legacy(connection: AsyncConnection, dispatch_id: str) -> RowMapping | None:
+def find_legacy(connection: Connection, dispatch_id: str) -> RowMapping | None:
     """One v1 command."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(legacy_dispatches).where(legacy_dispatches.c.dispatch_id == dispatch_id)
     )
     return rows.mappings().first()
 
 
-async def find_legacy_result(connection: AsyncConnection, dispatch_id: str) -> RowMapping | None:
+def find_legacy_result(connection: Connection, dispatch_id: str) -> RowMapping | None:
     """The result of a v1 command, if that has come."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(legacy_results).where(legacy_results.c.dispatch_id == dispatch_id)
     )
     return rows.mappings().first()
 
 
-async def add_legacy_result(
-    connection: AsyncConnection, result: SubmitLegacyResult, *, now: str
-) -> bool:
+def add_legacy_result(connection: Connection, result: SubmitLegacyResult, *, now: str) -> bool:
     """Keep a v1 result; False: there is one."""
     values = {**result.model_dump(mode="json"), "received_at": now}
-    return await insert_new(connection, legacy_results, values)
+    return insert_new(connection, legacy_results, values)

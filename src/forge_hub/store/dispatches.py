@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import ColumnElement, RowMapping, and_, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    and_,
+    bindparam,
+    insert,
+    select,
+    update,
+)
 
 from forge_core.wire.codes import SnapshotState
 from forge_core.wire.from_bridge import SubmitOfferDecision
@@ -15,18 +23,32 @@ from forge_hub.states import DispatchState, EndReason
 from forge_hub.store.tables import attempts, dispatches, sessions
 
 _LIVE = (DispatchState.OFFERED, DispatchState.RUNNING, DispatchState.CANCELLING)
+_FIND = (
+    select(
+        dispatches,
+        attempts.c.fence.label("highest_fence"),
+        sessions.c.state.label("session_state"),
+        sessions.c.retries_left,
+        sessions.c.cancel_reason,
+    )
+    .join(attempts, attempts.c.attempt_id == dispatches.c.attempt_id)
+    .join(sessions, sessions.c.session_id == dispatches.c.session_id)
+    .where(
+        dispatches.c.attempt_id == bindparam("attempt"), dispatches.c.fence == bindparam("number")
+    )
+)
 
 
-async def offer(connection: AsyncConnection, to: Addressee, *, now: str) -> bool:
+def offer(connection: Connection, to: Addressee, *, now: str) -> bool:
     """Give out the next fence of an attempt; False: somebody else did so just before."""
-    raised = await connection.execute(
+    raised = connection.execute(
         update(attempts)
         .where(attempts.c.attempt_id == to.attempt_id, attempts.c.fence == to.fence - 1)
         .values(fence=to.fence)
     )
     if raised.rowcount != 1:
         return False
-    await connection.execute(
+    connection.execute(
         insert(dispatches).values(
             **to.model_dump(), state=DispatchState.OFFERED, lease_sequence=0, offered_at=now
         )
@@ -34,20 +56,9 @@ async def offer(connection: AsyncConnection, to: Addressee, *, now: str) -> bool
     return True
 
 
-async def find(connection: AsyncConnection, attempt_id: str, fence: int) -> RowMapping | None:
+def find(connection: Connection, attempt_id: str, fence: int) -> RowMapping | None:
     """A dispatch with what decides about it: its session's state and the highest fence."""
-    rows = await connection.execute(
-        select(
-            dispatches,
-            attempts.c.fence.label("highest_fence"),
-            sessions.c.state.label("session_state"),
-            sessions.c.retries_left,
-            sessions.c.cancel_reason,
-        )
-        .join(attempts, attempts.c.attempt_id == dispatches.c.attempt_id)
-        .join(sessions, sessions.c.session_id == dispatches.c.session_id)
-        .where(_is(attempt_id, fence))
-    )
+    rows = connection.execute(_FIND, {"attempt": attempt_id, "number": fence})
     return rows.mappings().first()
 
 
@@ -56,9 +67,9 @@ def is_stale(row: RowMapping) -> bool:
     return bool(row["fence"] < row["highest_fence"] or row["end_reason"] == EndReason.SILENT)
 
 
-async def accept(connection: AsyncConnection, decision: SubmitOfferDecision, *, now: str) -> bool:
+def accept(connection: Connection, decision: SubmitOfferDecision, *, now: str) -> bool:
     """The runner reserved; False: the dispatch was no longer offered."""
-    return await _leave(
+    return _leave(
         connection,
         decision.attempt_id,
         decision.fence,
@@ -70,9 +81,9 @@ async def accept(connection: AsyncConnection, decision: SubmitOfferDecision, *, 
     )
 
 
-async def decline(connection: AsyncConnection, decision: SubmitOfferDecision, *, now: str) -> bool:
+def decline(connection: Connection, decision: SubmitOfferDecision, *, now: str) -> bool:
     """The runner said no, because; False: the dispatch was no longer offered."""
-    return await _leave(
+    return _leave(
         connection,
         decision.attempt_id,
         decision.fence,
@@ -85,9 +96,9 @@ async def decline(connection: AsyncConnection, decision: SubmitOfferDecision, *,
     )
 
 
-async def cancel(connection: AsyncConnection, attempt_id: str, fence: int) -> bool:
+def cancel(connection: Connection, attempt_id: str, fence: int) -> bool:
     """A running dispatch is to end; False: it does not run."""
-    return await _leave(
+    return _leave(
         connection,
         attempt_id,
         fence,
@@ -96,8 +107,8 @@ async def cancel(connection: AsyncConnection, attempt_id: str, fence: int) -> bo
     )
 
 
-async def end(
-    connection: AsyncConnection,
+def end(
+    connection: Connection,
     attempt_id: str,
     fence: int,
     reason: EndReason,
@@ -106,7 +117,7 @@ async def end(
     only_from: Iterable[DispatchState] = _LIVE,
 ) -> bool:
     """End a dispatch; False: it was not in one of ``only_from``."""
-    return await _leave(
+    return _leave(
         connection,
         attempt_id,
         fence,
@@ -117,21 +128,21 @@ async def end(
     )
 
 
-async def record_renewals(
-    connection: AsyncConnection, renewals: Iterable[tuple[str, int, int]], *, now: str
+def record_renewals(
+    connection: Connection, renewals: Iterable[tuple[str, int, int]], *, now: str
 ) -> None:
     """Keep the last renewals, as (attempt, fence, sequence), for people to see."""
     for attempt_id, fence, sequence in renewals:
-        await connection.execute(
+        connection.execute(
             update(dispatches)
             .where(_is(attempt_id, fence))
             .values(lease_sequence=sequence, last_renewal_at=now)
         )
 
 
-async def live(connection: AsyncConnection) -> Sequence[RowMapping]:
+def live(connection: Connection) -> Sequence[RowMapping]:
     """Every dispatch that has not ended, with its attempt's input."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(dispatches, attempts.c.input)
         .join(attempts, attempts.c.attempt_id == dispatches.c.attempt_id)
         .where(dispatches.c.state.in_(_LIVE))
@@ -139,9 +150,9 @@ async def live(connection: AsyncConnection) -> Sequence[RowMapping]:
     return rows.mappings().all()
 
 
-async def of_session(connection: AsyncConnection, session_id: str) -> Sequence[RowMapping]:
+def of_session(connection: Connection, session_id: str) -> Sequence[RowMapping]:
     """A session's dispatches in the order of their fences."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(dispatches)
         .where(dispatches.c.session_id == session_id)
         .order_by(dispatches.c.offered_at, dispatches.c.fence)
@@ -149,9 +160,9 @@ async def of_session(connection: AsyncConnection, session_id: str) -> Sequence[R
     return rows.mappings().all()
 
 
-async def live_of_session(connection: AsyncConnection, session_id: str) -> RowMapping | None:
+def live_of_session(connection: Connection, session_id: str) -> RowMapping | None:
     """The dispatch of a session that has not ended; there is at most one."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(dispatches).where(
             dispatches.c.session_id == session_id, dispatches.c.state.in_(_LIVE)
         )
@@ -159,11 +170,25 @@ async def live_of_session(connection: AsyncConnection, session_id: str) -> RowMa
     return rows.mappings().first()
 
 
-async def of_instance(
-    connection: AsyncConnection, runner_id: str, instance_id: str
+def offered_to_others(
+    connection: Connection, runner_id: str, instance_id: str
+) -> Sequence[RowMapping]:
+    """The undecided offers of a runner that are for another instance than this one."""
+    rows = connection.execute(
+        select(dispatches).where(
+            dispatches.c.runner_id == runner_id,
+            dispatches.c.instance_id != instance_id,
+            dispatches.c.state == DispatchState.OFFERED,
+        )
+    )
+    return rows.mappings().all()
+
+
+def of_instance(
+    connection: Connection, runner_id: str, instance_id: str
 ) -> tuple[SnapshotAttempt, ...]:
     """The snapshot: what this instance should be holding, under the current fences (B-81)."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(dispatches.c.attempt_id, dispatches.c.fence, dispatches.c.state)
         .join(
             attempts,
@@ -185,14 +210,14 @@ async def of_instance(
     )
 
 
-async def _leave(
-    connection: AsyncConnection,
+def _leave(
+    connection: Connection,
     attempt_id: str,
     fence: int,
     states: Iterable[DispatchState],
     **values: object,
 ) -> bool:
-    changed = await connection.execute(
+    changed = connection.execute(
         update(dispatches)
         .where(_is(attempt_id, fence), dispatches.c.state.in_(list(states)))
         .values(**values)

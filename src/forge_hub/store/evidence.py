@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import RowMapping, select, tuple_, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, RowMapping, bindparam, select, tuple_, update
 
-from forge_core.wire.base import WireModel
+from forge_core.wire.base import MAX_INT, WireModel
+from forge_core.wire.codes import EventType
 from forge_core.wire.from_bridge import (
     SubmitCleanupReport,
     SubmitDispatchEvent,
@@ -17,9 +17,11 @@ from forge_core.wire.from_bridge import (
 from forge_hub.store.statements import insert_new, insert_new_returning
 from forge_hub.store.tables import cleanup_reports, events, publications, results
 
+_PARTS = select(cleanup_reports).where(cleanup_reports.c.report_id == bindparam("report"))
 
-async def add_event(
-    connection: AsyncConnection,
+
+def add_event(
+    connection: Connection,
     message: SubmitDispatchEvent,
     payload: WireModel,
     *,
@@ -27,7 +29,7 @@ async def add_event(
     now: str,
 ) -> int | None:
     """Keep a durable event; returns its ordinal, None: its id or its sequence is taken."""
-    row = await insert_new_returning(
+    row = insert_new_returning(
         connection,
         events,
         {
@@ -46,45 +48,55 @@ async def add_event(
     return None if row is None else row[0]
 
 
-async def find_event(connection: AsyncConnection, event_id: str) -> RowMapping | None:
+def find_event(connection: Connection, event_id: str) -> RowMapping | None:
     """One event's row."""
-    rows = await connection.execute(select(events).where(events.c.event_id == event_id))
+    rows = connection.execute(select(events).where(events.c.event_id == event_id))
     return rows.mappings().first()
 
 
-async def events_of(
-    connection: AsyncConnection, session_id: str, *, after: int = 0, limit: int
+def events_of(
+    connection: Connection, session_id: str, *, after: int = 0, until: int = MAX_INT, limit: int
 ) -> Sequence[RowMapping]:
-    """A session's events in the order of arrival, from behind the ordinal ``after``."""
-    rows = await connection.execute(
+    """A session's events in the order of arrival, behind the ordinal ``after`` up to ``until``."""
+    rows = connection.execute(
         select(events)
-        .where(events.c.session_id == session_id, events.c.ordinal > after)
+        .where(
+            events.c.session_id == session_id, events.c.ordinal > after, events.c.ordinal <= until
+        )
         .order_by(events.c.ordinal)
         .limit(limit)
     )
     return rows.mappings().all()
 
 
-async def find_result(
-    connection: AsyncConnection, attempt_id: str, fence: int
-) -> RowMapping | None:
+def dispatches_with(
+    connection: Connection, session_id: str, event_type: EventType
+) -> frozenset[tuple[str, int]]:
+    """The (attempt, fence) of a session of which an event of this type is kept."""
+    rows = connection.execute(
+        select(events.c.attempt_id, events.c.fence).where(
+            events.c.session_id == session_id, events.c.type == event_type
+        )
+    )
+    return frozenset((attempt_id, fence) for attempt_id, fence in rows)
+
+
+def find_result(connection: Connection, attempt_id: str, fence: int) -> RowMapping | None:
     """The result of one dispatch, in its highest revision."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(results).where(results.c.attempt_id == attempt_id, results.c.fence == fence)
     )
     return rows.mappings().first()
 
 
-async def put_result(
-    connection: AsyncConnection, message: SubmitDispatchResult, *, now: str
-) -> bool:
+def put_result(connection: Connection, message: SubmitDispatchResult, *, now: str) -> bool:
     """Keep a result; False: there is one of the same or a higher revision."""
     values = message.model_dump(mode="json", exclude={"resource_runner_instance_id", "timings"})
     values["timings"] = message.to_wire().get("timings", {})
     values["received_at"] = now
-    if await insert_new(connection, results, values):
+    if insert_new(connection, results, values):
         return True
-    replaced = await connection.execute(
+    replaced = connection.execute(
         update(results)
         .where(
             results.c.attempt_id == message.attempt_id,
@@ -96,20 +108,16 @@ async def put_result(
     return replaced.rowcount == 1
 
 
-async def results_of(
-    connection: AsyncConnection, keys: Sequence[tuple[str, int]]
-) -> Sequence[RowMapping]:
+def results_of(connection: Connection, keys: Sequence[tuple[str, int]]) -> Sequence[RowMapping]:
     """The results of these (attempt, fence)."""
     key = tuple_(results.c.attempt_id, results.c.fence)
-    rows = await connection.execute(select(results).where(key.in_(keys)).order_by(results.c.fence))
+    rows = connection.execute(select(results).where(key.in_(keys)).order_by(results.c.fence))
     return rows.mappings().all()
 
 
-async def add_cleanup_part(
-    connection: AsyncConnection, report: SubmitCleanupReport, *, now: str
-) -> bool:
+def add_cleanup_part(connection: Connection, report: SubmitCleanupReport, *, now: str) -> bool:
     """Keep one part of a report; False: that part is there already."""
-    return await insert_new(
+    return insert_new(
         connection,
         cleanup_reports,
         {
@@ -129,41 +137,34 @@ async def add_cleanup_part(
     )
 
 
-async def cleanup_parts_of_report(
-    connection: AsyncConnection, report_id: str
-) -> Sequence[RowMapping]:
+def cleanup_parts_of_report(connection: Connection, report_id: str) -> Sequence[RowMapping]:
     """All parts of one report that have come."""
-    rows = await connection.execute(
-        select(cleanup_reports).where(cleanup_reports.c.report_id == report_id)
-    )
-    return rows.mappings().all()
+    return connection.execute(_PARTS, {"report": report_id}).mappings().all()
 
 
-async def cleanup_parts_of(
-    connection: AsyncConnection, keys: Sequence[tuple[str, int]]
+def cleanup_parts_of(
+    connection: Connection, keys: Sequence[tuple[str, int]]
 ) -> Sequence[RowMapping]:
     """The parts of all reports about these (attempt, fence), in the order of arrival."""
     key = tuple_(cleanup_reports.c.attempt_id, cleanup_reports.c.fence)
-    rows = await connection.execute(
+    rows = connection.execute(
         select(cleanup_reports).where(key.in_(keys)).order_by(cleanup_reports.c.ordinal)
     )
     return rows.mappings().all()
 
 
-async def add_publication(
-    connection: AsyncConnection, message: SubmitPublication, *, now: str
-) -> bool:
+def add_publication(connection: Connection, message: SubmitPublication, *, now: str) -> bool:
     """Keep what came of a push; False: that is known."""
     values = message.model_dump(mode="json", exclude={"resource_runner_instance_id"})
-    return await insert_new(connection, publications, {**values, "received_at": now})
+    return insert_new(connection, publications, {**values, "received_at": now})
 
 
-async def publications_of(
-    connection: AsyncConnection, keys: Sequence[tuple[str, int]]
+def publications_of(
+    connection: Connection, keys: Sequence[tuple[str, int]]
 ) -> Sequence[RowMapping]:
     """What came of the pushes of these (attempt, fence)."""
     key = tuple_(publications.c.attempt_id, publications.c.fence)
-    rows = await connection.execute(
+    rows = connection.execute(
         select(publications).where(key.in_(keys)).order_by(publications.c.received_at)
     )
     return rows.mappings().all()

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import RowMapping, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, RowMapping, select, update
 
 from forge_core.resources import ResourceCapacity, ResourceVector
 from forge_core.wire.codes import RunnerState
@@ -17,10 +16,10 @@ from forge_hub.store.statements import upsert
 from forge_hub.store.tables import runners
 
 
-async def register(connection: AsyncConnection, message: RegisterRunner, *, now: str) -> None:
+def register(connection: Connection, message: RegisterRunner, *, now: str) -> None:
     """Take a registration over an older one; the settings that people chose stay."""
     capabilities = message.capabilities
-    await upsert(
+    upsert(
         connection,
         runners,
         "runner_id",
@@ -48,7 +47,7 @@ async def register(connection: AsyncConnection, message: RegisterRunner, *, now:
     )
 
 
-async def heartbeat(connection: AsyncConnection, message: Heartbeat, *, now: str) -> None:
+def heartbeat(connection: Connection, message: Heartbeat, *, now: str) -> None:
     """Keep what the runner holds right now (B-08)."""
     counts = {
         "reserved": message.reserved_count,
@@ -56,7 +55,7 @@ async def heartbeat(connection: AsyncConnection, message: Heartbeat, *, now: str
         "active": message.active_count,
         "degraded": message.degraded_reservation_count,
     }
-    await _set(
+    _set(
         connection,
         message.runner_id,
         state=message.state,
@@ -69,40 +68,47 @@ async def heartbeat(connection: AsyncConnection, message: Heartbeat, *, now: str
     )
 
 
-async def set_resources(
-    connection: AsyncConnection, runner_id: str, used: ResourceVector, capacity: ResourceCapacity
+def set_resources(
+    connection: Connection, runner_id: str, used: ResourceVector, capacity: ResourceCapacity
 ) -> None:
     """Keep what a decision says about the capacity."""
-    await _set(connection, runner_id, used=asdict(used), capacity=asdict(capacity))
+    _set(connection, runner_id, used=asdict(used), capacity=asdict(capacity))
 
 
-async def disconnect(connection: AsyncConnection, runner_id: str | None) -> None:
-    """Mark one runner, or with None every runner, as not connected."""
-    statement = update(runners).values(connected=False)
+def set_connected(connection: Connection, runner_id: str | None, connected: bool) -> None:
+    """Mark one runner, or with None every runner, as connected or not."""
+    statement = update(runners).values(connected=connected)
     if runner_id is not None:
         statement = statement.where(runners.c.runner_id == runner_id)
-    await connection.execute(statement)
+    connection.execute(statement)
 
 
-async def set_draining(connection: AsyncConnection, runner_id: str, draining: bool) -> None:
+def set_draining(connection: Connection, runner_id: str, draining: bool) -> None:
     """Profile Settings: drain or resume (B-87)."""
-    await _set(connection, runner_id, draining=draining)
+    _set(connection, runner_id, draining=draining)
 
 
-async def set_host_fallback(connection: AsyncConnection, runner_id: str, enabled: bool) -> None:
+def set_host_fallback(connection: Connection, runner_id: str, enabled: bool) -> None:
     """Profile Settings: may this runner fall back to its host (B-53)."""
-    await _set(connection, runner_id, host_fallback_enabled=enabled)
+    _set(connection, runner_id, host_fallback_enabled=enabled)
 
 
-async def find(connection: AsyncConnection, runner_id: str) -> RowMapping | None:
+def find(connection: Connection, runner_id: str) -> RowMapping | None:
     """One runner's row."""
-    rows = await connection.execute(select(runners).where(runners.c.runner_id == runner_id))
+    rows = connection.execute(select(runners).where(runners.c.runner_id == runner_id))
     return rows.mappings().first()
 
 
-async def all_of_them(connection: AsyncConnection) -> Sequence[RowMapping]:
+def get(connection: Connection, runner_id: str) -> RowMapping:
+    """The row of a runner that has registered."""
+    row = find(connection, runner_id)
+    assert row is not None, "only a registered runner is asked for"
+    return row
+
+
+def all_of_them(connection: Connection) -> Sequence[RowMapping]:
     """Every runner that ever registered, by id."""
-    rows = await connection.execute(select(runners).order_by(runners.c.runner_id))
+    rows = connection.execute(select(runners).order_by(runners.c.runner_id))
     return rows.mappings().all()
 
 
@@ -113,7 +119,5 @@ def settings_of(row: RowMapping) -> RunnerSettings:
     )
 
 
-async def _set(connection: AsyncConnection, runner_id: str, **values: Any) -> None:
-    await connection.execute(
-        update(runners).where(runners.c.runner_id == runner_id).values(**values)
-    )
+def _set(connection: Connection, runner_id: str, **values: Any) -> None:
+    connection.execute(update(runners).where(runners.c.runner_id == runner_id).values(**values))

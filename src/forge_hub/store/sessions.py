@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import RowMapping, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from forge_core.placement import Refusal
 from forge_hub.attempt_input import AttemptInput
@@ -13,8 +12,8 @@ from forge_hub.states import LIVE_SESSIONS, SessionState
 from forge_hub.store.tables import attempts, sessions
 
 
-async def create(
-    connection: AsyncConnection,
+def create(
+    connection: Connection,
     given: AttemptInput,
     *,
     session_id: str,
@@ -24,7 +23,7 @@ async def create(
     now: str,
 ) -> None:
     """Queue a session with its first attempt."""
-    await connection.execute(
+    connection.execute(
         insert(sessions).values(
             session_id=session_id,
             project_id=given.project_id,
@@ -36,7 +35,7 @@ async def create(
             created_at=now,
         )
     )
-    await connection.execute(
+    connection.execute(
         insert(attempts).values(
             attempt_id=attempt_id,
             session_id=session_id,
@@ -47,22 +46,22 @@ async def create(
     )
 
 
-async def find(connection: AsyncConnection, session_id: str) -> RowMapping | None:
+def find(connection: Connection, session_id: str) -> RowMapping | None:
     """One session's row."""
-    rows = await connection.execute(select(sessions).where(sessions.c.session_id == session_id))
+    rows = connection.execute(select(sessions).where(sessions.c.session_id == session_id))
     return rows.mappings().first()
 
 
-async def newest(connection: AsyncConnection, limit: int) -> Sequence[RowMapping]:
+def newest(connection: Connection, limit: int) -> Sequence[RowMapping]:
     """The newest sessions, newest first."""
     order = (sessions.c.created_at.desc(), sessions.c.session_id)
-    rows = await connection.execute(select(sessions).order_by(*order).limit(limit))
+    rows = connection.execute(select(sessions).order_by(*order).limit(limit))
     return rows.mappings().all()
 
 
-async def attempts_of(connection: AsyncConnection, session_id: str) -> Sequence[RowMapping]:
+def attempts_of(connection: Connection, session_id: str) -> Sequence[RowMapping]:
     """A session's attempts, oldest first."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(attempts)
         .where(attempts.c.session_id == session_id)
         .order_by(attempts.c.created_at, attempts.c.attempt_id)
@@ -70,9 +69,9 @@ async def attempts_of(connection: AsyncConnection, session_id: str) -> Sequence[
     return rows.mappings().all()
 
 
-async def queued(connection: AsyncConnection, limit: int) -> Sequence[RowMapping]:
+def queued(connection: Connection, limit: int) -> Sequence[RowMapping]:
     """What waits for a runner, the longest waiting first: session and attempt in one row."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(sessions, attempts.c.attempt_id, attempts.c.input, attempts.c.fence)
         .join(attempts, attempts.c.session_id == sessions.c.session_id)
         .where(sessions.c.state == SessionState.QUEUED)
@@ -82,19 +81,15 @@ async def queued(connection: AsyncConnection, limit: int) -> Sequence[RowMapping
     return rows.mappings().all()
 
 
-async def input_of(connection: AsyncConnection, attempt_id: str) -> AttemptInput:
+def input_of(connection: Connection, attempt_id: str) -> AttemptInput:
     """What the attempt was given."""
-    rows = await connection.execute(
-        select(attempts.c.input).where(attempts.c.attempt_id == attempt_id)
-    )
+    rows = connection.execute(select(attempts.c.input).where(attempts.c.attempt_id == attempt_id))
     return AttemptInput.model_validate(rows.scalar_one())
 
 
-async def move(
-    connection: AsyncConnection, session_id: str, *, from_: SessionState, to: SessionState
-) -> bool:
+def move(connection: Connection, session_id: str, *, from_: SessionState, to: SessionState) -> bool:
     """Change the state of a session that is in ``from_``; False: it no longer was."""
-    changed = await connection.execute(
+    changed = connection.execute(
         update(sessions)
         .where(sessions.c.session_id == session_id, sessions.c.state == from_)
         .values(state=to)
@@ -102,8 +97,8 @@ async def move(
     return changed.rowcount == 1
 
 
-async def end(
-    connection: AsyncConnection,
+def end(
+    connection: Connection,
     session_id: str,
     state: SessionState,
     *,
@@ -111,7 +106,7 @@ async def end(
     now: str,
 ) -> bool:
     """Give a live session its last state; False: it had one."""
-    changed = await connection.execute(
+    changed = connection.execute(
         update(sessions)
         .where(sessions.c.session_id == session_id, sessions.c.state.in_(LIVE_SESSIONS))
         .values(state=state, failure_code=failure_code, refusals=[], ended_at=now)
@@ -119,32 +114,30 @@ async def end(
     return changed.rowcount == 1
 
 
-async def requeue(connection: AsyncConnection, session_id: str, *, is_retry: bool) -> None:
+def requeue(connection: Connection, session_id: str, *, is_retry: bool) -> None:
     """Queue a live session again; a retry is counted, a declined offer is not."""
     values: dict[str, object] = {"state": SessionState.QUEUED}
     if is_retry:
         values["retries_left"] = sessions.c.retries_left - 1
-    await connection.execute(
+    connection.execute(
         update(sessions)
         .where(sessions.c.session_id == session_id, sessions.c.state.in_(LIVE_SESSIONS))
         .values(values)
     )
 
 
-async def ask_cancel(connection: AsyncConnection, session_id: str, reason: str) -> None:
+def ask_cancel(connection: Connection, session_id: str, reason: str) -> None:
     """Remember that somebody wants the session to end, and the first reason."""
-    await connection.execute(
+    connection.execute(
         update(sessions)
         .where(sessions.c.session_id == session_id, sessions.c.cancel_reason.is_(None))
         .values(cancel_reason=reason)
     )
 
 
-async def set_refusals(
-    connection: AsyncConnection, session_id: str, refusals: Sequence[Refusal]
-) -> None:
+def set_refusals(connection: Connection, session_id: str, refusals: Sequence[Refusal]) -> None:
     """Keep why no runner was chosen, or, on an offer, why the others were not (B-96)."""
-    await connection.execute(
+    connection.execute(
         update(sessions)
         .where(sessions.c.session_id == session_id)
         .values(refusals=refusals_as_json(refusals))
