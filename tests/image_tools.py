@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import io
 import json
 import os
 import secrets
 import subprocess
-from collections.abc import Iterator
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +20,10 @@ from typing import Any
 from lib.debian import Packages
 from lib.layout import Layout
 
-from engines import REPOSITORY, describe
+from engines import REPOSITORY, Engine, describe
 
-SYFT = REPOSITORY / ".venv/bin/syft"
+SYFT = Path(sys.executable).with_name("syft")
+TRIVY = REPOSITORY / "tests/standin_trivy.py"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _ACCEPT = f"{MANIFEST}, application/vnd.oci.image.index.v1+json"
 
@@ -150,6 +154,63 @@ class Cosign:
             check=True,
             timeout=60,
         )
+
+
+def debian_layer(packages: Mapping[str, str], *, version: str = "12") -> bytes:
+    """A layer with a package database of Debian, and nothing that could be run.
+
+    :param packages: name → version of what is installed.
+    """
+    status = "\n".join(
+        f"Package: {name}\nStatus: install ok installed\nVersion: {of}\nArchitecture: amd64\n"
+        f"Maintainer: nobody\nDescription: {name}\n"
+        for name, of in packages.items()
+    )
+    release = f"ID=debian\nVERSION_ID={version}\n"
+    return layer({"etc/os-release": release, "var/lib/dpkg/status": status})
+
+
+def layer(files: Mapping[str, str]) -> bytes:
+    """A layer of these files, by path; ``.wh.NAME`` takes NAME away (OCI image layer 1.1)."""
+    return _tar({path: text.encode() for path, text in files.items()})
+
+
+@contextmanager
+def loaded_image(engine: Engine, layers: Sequence[bytes]) -> Iterator[tuple[str, str, bytes]]:
+    """An image of these layers in the engine: its id, its only tag, its configuration."""
+    tag = f"forge.invalid/gate-test:{os.getpid()}-{secrets.token_hex(4)}"
+    config = json.dumps(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {},
+            "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for layer in layers]},
+        }
+    ).encode()
+    names = [f"{n}/layer.tar" for n in range(len(layers))]
+    manifest = [{"Config": "config.json", "RepoTags": [tag], "Layers": names}]
+    archive = _tar(
+        {
+            "manifest.json": json.dumps(manifest).encode(),
+            "config.json": config,
+            **dict(zip(names, layers, strict=True)),
+        }
+    )
+    engine.api.load([archive], tag)
+    try:
+        yield engine.api.get(f"/images/{tag}/json")["Id"], tag, config
+    finally:
+        engine.api.call("DELETE", f"/images/{tag}")
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path, content in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
 
 
 def _signature_tag(reference: str) -> str:

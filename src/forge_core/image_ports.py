@@ -159,3 +159,9 @@ class ImageGates(Protocol):
 
         :raises GateRefused: one of them said no; carries the evidence that there is.
         """
+
+    async def before_use(self, image_id: str, evidence: Sequence[Evidence]) -> None:
+        """Judge an image of an earlier build by its evidence, under the policy of today.
+
+        :raises GateRefused: the evidence is not what was signed, or the image would not pass now.
+        """
