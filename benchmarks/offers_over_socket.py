@@ -31,24 +31,23 @@ from forge_core.wire.from_bridge import ReadAttemptSnapshot, SnapshotAck
 AT_ONCE = 64
 
 
-async def floor_per_second(bridge: Bridge, count: int) -> float:
-    """The smallest hub method, invoked ``count`` times, as many at once as decisions are."""
+async def floor_per_second(bridge: Bridge, count: int, at_once: int = AT_ONCE) -> float:
+    """The smallest hub method, invoked ``count`` times; by default as many at once as decisions."""
     runner = bridge.runner
     request = ReadAttemptSnapshot(
         runner_id=runner.identity.runner_id,
         runner_instance_id=runner.identity.runner_instance_id,
         part=1,
     )
-    limit = anyio.CapacityLimiter(AT_ONCE)
 
-    async def call() -> None:
-        async with limit:
+    async def call(times: int) -> None:
+        for _ in range(times):
             await runner.hub.call(request, SnapshotAck)
 
     began = time.perf_counter()
     async with anyio.create_task_group() as tasks:
-        for _ in range(count):
-            tasks.start_soon(call)
+        for number in range(at_once):
+            tasks.start_soon(call, len(range(number, count, at_once)))
     return count / (time.perf_counter() - began)
 
 
