@@ -34,6 +34,8 @@ class Engine:
     :param limits_enforced: memory, pids and CPU limits hold; rootless engines may ignore them.
     :param daemon_pid: dockerd, for tests that stop or kill it.
     :param network_namespace: path for ``nsenter --net``; published ports are in there.
+    :param docker_executable: the Docker CLI.
+    :param docker_config: its ``DOCKER_CONFIG``, which knows the buildx plugin.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Engine:
     busybox_image: str
     daemon_pid: int
     network_namespace: str
+    docker_executable: str
+    docker_config: str
 
     @property
     def base_url(self) -> str:
@@ -137,6 +141,8 @@ class TestBed:
             busybox_image=images["busybox"]["reference"],
             daemon_pid=facts["daemon_pid"],
             network_namespace=facts["network_namespace"],
+            docker_executable=status["docker_cli"]["executable"],
+            docker_config=status["docker_cli"]["config"],
         )
 
     def take_down(self) -> str:

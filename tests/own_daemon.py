@@ -47,6 +47,8 @@ class OwnDaemon:
             busybox_image=images["busybox"]["reference"],
             daemon_pid=facts["daemon_pid"],
             network_namespace=facts["network_namespace"],
+            docker_executable=self._status["docker_cli"]["executable"],
+            docker_config=self._status["docker_cli"]["config"],
         )
 
     def signal(self, number: int) -> None:

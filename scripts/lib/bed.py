@@ -13,6 +13,7 @@ from typing import Any
 
 from lib import processes, registry
 from lib.debian import Packages, install, older_suite, own_suite, run
+from lib.docker_cli import DockerCli
 from lib.images import pack
 from lib.layout import BedError, Layout, say
 from lib.private_engine import RootfulEngine
@@ -63,6 +64,7 @@ class Bed:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._packages = Packages(layout.cache)
+        self._docker_cli = DockerCli(layout.root / "docker-cli")
 
     def up(self, parts: Iterable[str]) -> dict[str, str]:
         """Bring ``parts`` up, and the registry with them; what is up stays as it is.
@@ -71,13 +73,15 @@ class Bed:
         """
         wanted = [part for part in PARTS if part == REGISTRY or part in set(parts)]
         with self.layout.locked():
-            if all(self._is_complete(part) for part in wanted):
+            has_cli = self._docker_cli.executable.exists()
+            if has_cli and all(self._is_complete(part) for part in wanted):
                 return {}
             if os.geteuid() != 0:
                 raise BedError("cannot start the test bed: it needs root (private Docker daemons)")
             self._install_tools(wanted)
             engines = [part for part in wanted if part in ENGINES]
             prefixes = {part: self._prefix(part) for part in engines}
+            self._docker_cli.make(self._packages)
             self._start_registry(REGISTRY)
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 images = pool.submit(self._push_images)
@@ -135,6 +139,10 @@ class Bed:
             "registry": {
                 "up": self._registry_runs(REGISTRY),
                 "address": f"127.0.0.1:{self.layout.registry_port}",
+            },
+            "docker_cli": {
+                "executable": str(self._docker_cli.executable),
+                "config": str(self._docker_cli.config),
             },
             "images": self._references(),
             "engines": {part: self._engine_status(part) for part in ENGINES},

@@ -106,6 +106,8 @@ def _status(bed: Bed, options: argparse.Namespace) -> int:
 def _env(bed: Bed, options: argparse.Namespace) -> int:
     status = bed.status()
     variables = {"FORGE_TESTBED_REGISTRY": status["registry"]["address"]}
+    variables["FORGE_TESTBED_DOCKER"] = status["docker_cli"]["executable"]
+    variables["FORGE_TESTBED_DOCKER_CONFIG"] = status["docker_cli"]["config"]
     for name, image in status["images"].items():
         variables[f"FORGE_TESTBED_{name.upper()}_IMAGE"] = image["reference"]
     for part, engine in status["engines"].items():

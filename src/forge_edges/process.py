@@ -16,7 +16,15 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -340,24 +348,31 @@ async def stream(
     )
     try:
         outcome: Outcome | None = None
-        async with anyio.create_task_group() as group:
-            group.cancel_scope.deadline = process._deadline
-            group.start_soon(process.feed_from, input)
-            group.start_soon(_hand_on, process, on_output)
-            await process._ended()
-            outcome = process._reap()
-            group.cancel_scope.cancel()
+        with first_failure():
+            async with anyio.create_task_group() as group:
+                group.cancel_scope.deadline = process._deadline
+                group.start_soon(process.feed_from, input)
+                group.start_soon(_hand_on, process, on_output)
+                await process._ended()
+                outcome = process._reap()
+                group.cancel_scope.cancel()
         if outcome is None:
             raise process._timed_out()
         # Nobody of the group writes any more, and a pipe holds no more than one chunk (pipe(7)).
         if data := _read_ready(_opened(process._popen.stdout).fileno()):
             on_output(data)
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    else:
         return outcome.exit_code
     finally:
         await process.close()
+
+
+@contextmanager
+def first_failure() -> Iterator[None]:
+    """Let the error out of a task group around one program, whose tasks fail together if at all."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
 
 
 async def _hand_on(process: Process, on_output: Callable[[bytes], None]) -> None:

@@ -1,0 +1,298 @@
+"""Builds images with ``docker buildx``: :class:`forge_core.image_ports.ImageBuilder` (B-32 … B-34).
+
+Two builders, chosen by what is configured: a BuildKit container of our own with limits that are
+read back (:mod:`forge_edges.buildx_container`), or the engine's own builder, which nobody can
+limit as a whole.  Either way a build has no network unless it is asked for, takes from outside
+only what the request lists (:mod:`forge_edges.buildx_policy`), sees nothing of the bridge's
+environment and of the operator's credentials, and ends with its client.  See
+docs/explanation/builders.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import anyio
+
+from forge_core.errors import ForgeError, RefusedError
+from forge_core.image_ports import BuilderFacts, BuildLimits, BuildRequest
+from forge_core.labels import Owner
+from forge_core.ports import Clock, Disk, Engine
+from forge_edges.buildx_bases import Sources, as_layouts, fetch, in_engine
+from forge_edges.buildx_cli import UNUSABLE, DockerCli
+from forge_edges.buildx_container import BuilderContainer
+from forge_edges.buildx_outcome import FAILED, Output, failure
+from forge_edges.buildx_run import DiskGuard, build_arguments, context_of, image_of, run_build
+from forge_edges.docker_context import DockerEndpoint
+from forge_edges.process import ProcessTimedOut, first_failure
+
+ENGINES_OWN: Final = "default"
+DEDICATED: Final = "forge"
+PRUNE_MS: Final = 10 * 60_000
+_PROBE_MS: Final = 60_000
+_FORBIDDEN: Final = "http://127.0.0.1:9/"
+"""What a builder must refuse; the port is that of discard (RFC 863), where nothing answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuilderConfig:
+    """What the operator configured for builds.
+
+    :param directory: a folder of the builder's own; wiped at each start.
+    :param docker_executable: FORGE_DOCKER_EXECUTABLE.
+    :param buildkit_image: FORGE_SANDBOX_BUILDKIT_IMAGE; None: the engine's own builder.
+    :param network: whether build steps may have one (FORGE_SANDBOX_BUILD_EGRESS_ENFORCED).
+    :param minimum_free_bytes: a build that leaves less on the engine's disk is ended.
+    """
+
+    directory: Path
+    docker_executable: str
+    limits: BuildLimits
+    buildkit_image: str | None = None
+    network: bool = False
+    minimum_free_bytes: int = 0
+
+
+class BuildxBuilder:
+    """Keeps :class:`forge_core.image_ports.ImageBuilder`; made by :meth:`open`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        cli: DockerCli,
+        config: BuilderConfig,
+        container: BuilderContainer | None,
+        guard: DiskGuard | None,
+    ) -> None:
+        self._engine = engine
+        self._cli = cli
+        self._config = config
+        self._container = container
+        self._guard = guard
+        self._one_at_a_time = anyio.Lock()
+        self._numbers = itertools.count(1)
+        self._keeps_policies: dict[str, bool] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        engine: Engine,
+        endpoint: DockerEndpoint,
+        owner: Owner,
+        config: BuilderConfig,
+        *,
+        clock: Clock,
+        disk: Disk | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> AsyncIterator[Self]:
+        """A builder for the block; its container and its folder go with it, its cache stays.
+
+        :param endpoint: of the same engine as ``engine``.
+        :param owner: ``Owner.of_runner(BUILDER, …)`` of this instance.
+        :param disk: the engine's, where it can be looked at from here.
+        :raises RefusedError: there is no Docker CLI, or the folder cannot be made.
+        """
+        cli = DockerCli(config.docker_executable, endpoint, config.directory, environ)
+        guard = None if disk is None else DiskGuard(disk, clock, config.minimum_free_bytes)
+        container = None
+        if config.buildkit_image is not None:
+            container = BuilderContainer(
+                engine,
+                cli,
+                owner,
+                image=config.buildkit_image,
+                limits=config.limits,
+                network=config.network,
+            )
+        await cli.prepare()
+        try:
+            yield cls(engine, cli, config, container, guard)
+        finally:
+            with anyio.CancelScope(shield=True):
+                try:
+                    if container is not None:
+                        await container.remove()
+                finally:
+                    await cli.remove()
+
+    async def facts(self) -> BuilderFacts:
+        """The builder that would build; what it says was read back from what runs.
+
+        :raises RefusedError: code ``builder_unusable``: it cannot be had; says what to do.
+        :raises EngineUnreachable: the engine is not there.
+        """
+        async with self._one_at_a_time:
+            if self._container is None:
+                identity = f"engine:{(await self._engine.facts()).version}"
+                shortcomings = [self._without_container()]
+            else:
+                running = await self._container.ensure()
+                identity = f"buildkit:{running.image_id}"
+                shortcomings = [*running.shortcomings]
+            limits_hold = not shortcomings
+            if identity not in self._keeps_policies:
+                await self._prepare()
+                self._keeps_policies[identity] = await self._try_policy()
+            if not self._keeps_policies[identity]:
+                shortcomings.append(
+                    "it ignores source policies, so that a build could fetch what it likes, and "
+                    "nothing is built with it; Docker Engine 24 and buildx 0.10 keep them"
+                )
+            dedicated = self._container is not None
+            return BuilderFacts(identity, dedicated, limits_hold, tuple(shortcomings))
+
+    async def build(
+        self,
+        request: BuildRequest,
+        context: AsyncIterable[bytes],
+        *,
+        on_output: Callable[[bytes], None],
+    ) -> str:
+        """Build, and return the id of the image that the engine has under ``request.tag``.
+
+        :raises RefusedError: ``image_build_failed``: a step failed or took too long, a source is
+            not to be had, or this builder does not refuse what is not listed.
+        :raises EngineOutOfDisk: the engine has no space, or less than must remain.
+        :raises EngineUnreachable: the engine went away.
+        """
+        what = f"build image {request.tag}"
+        facts = await self.facts()
+        if not self._keeps_policies[facts.identity]:
+            raise RefusedError(f"cannot {what}: {facts.shortcomings[-1]}", code=FAILED)
+        for source in request.sources:
+            await fetch(self._engine, self._cli, source)
+        async with self._folder() as folder:
+            sources = await self._sources(request, folder)
+            output = Output(on_output)
+            with first_failure():
+                async with anyio.create_task_group() as group:
+                    if self._guard is not None:
+                        group.start_soon(self._guard.watch, what)
+                    exit_code = await self._run(request, sources, context, folder, output)
+                    group.cancel_scope.cancel()
+            if exit_code != 0:
+                raise await self._failure(what, output, exit_code)
+            return await image_of(self._engine, request, folder, what)
+
+    async def prune_cache(self, *, keep_bytes: int, free_bytes: int) -> None:
+        """Give back cache of the dedicated builder; the engine's own is the engine's affair.
+
+        :raises RefusedError: code ``builder_unusable``: buildx would not.
+        """
+        if self._container is None:
+            return
+        await self.facts()
+        bounds = [f"--keep-storage={keep_bytes}"]
+        about = await self._cli.run(("buildx", "prune", "--help"))
+        if b"--reserved-space" in about.stdout:  # buildx 0.17 and later
+            bounds = [f"--reserved-space={keep_bytes}", f"--min-free-space={free_bytes}"]
+        arguments = ("buildx", "prune", f"--builder={DEDICATED}", "--all", "--force", *bounds)
+        pruned = await self._cli.run(arguments, timeout_ms=PRUNE_MS)
+        if pruned.exit_code != 0:
+            raise RefusedError(f"cannot prune the build cache: {pruned.complaint()}", code=UNUSABLE)
+
+    async def _prepare(self) -> None:
+        """See that buildx is there, and tell it of the container."""
+        asked = await self._cli.run(("buildx", "version"))
+        if asked.exit_code == 0 and self._container is not None:
+            endpoint = f"docker-container://{self._container.name}"
+            await self._cli.run(("buildx", "rm", "--force", DEDICATED))
+            asked = await self._cli.run(
+                ("buildx", "create", f"--name={DEDICATED}", "--driver=remote", endpoint)
+            )
+        if asked.exit_code != 0:
+            raise RefusedError(
+                f"cannot use docker buildx: {asked.complaint()}; install the CLI's buildx plugin",
+                code=UNUSABLE,
+                field="FORGE_DOCKER_EXECUTABLE",
+            )
+
+    async def _try_policy(self) -> bool:
+        """Whether this builder keeps source policies, by a build that nothing else refuses."""
+        said: list[bytes] = []
+        request = BuildRequest("forge-probe:1", "Dockerfile", (), {}, _PROBE_MS)
+        context = context_of("Dockerfile", f"FROM scratch\nADD {_FORBIDDEN} /\n".encode())
+        async with self._folder() as folder:
+            await self._run(request, Sources((), ()), context, folder, said.append)
+        text = b"".join(said).decode("utf-8", "replace")
+        if f'source "{_FORBIDDEN}" denied by policy' in text:
+            return True
+        if _FORBIDDEN in text:
+            return False
+        verdict = " ".join(text.split())[-500:]
+        raise RefusedError(f"cannot use the builder: {verdict}", code=UNUSABLE)
+
+    async def _run(
+        self,
+        request: BuildRequest,
+        sources: Sources,
+        context: AsyncIterable[bytes],
+        folder: Path,
+        on_output: Callable[[bytes], None],
+    ) -> int:
+        dedicated = self._container is not None
+        arguments = build_arguments(
+            request,
+            folder,
+            builder=DEDICATED if dedicated else ENGINES_OWN,
+            process_limits=None if dedicated else self._config.limits,
+        )
+        try:
+            return await run_build(
+                self._cli,
+                arguments,
+                sources,
+                context,
+                folder=folder,
+                timeout_ms=request.timeout_ms,
+                on_output=on_output,
+            )
+        except ProcessTimedOut:
+            raise RefusedError(
+                f"cannot build image {request.tag}: it took longer than {request.timeout_ms} ms "
+                "and was ended",
+                code=FAILED,
+            ) from None
+
+    async def _sources(self, request: BuildRequest, folder: Path) -> Sources:
+        if self._container is None:
+            return in_engine(request.sources, request.build_contexts)
+        return await as_layouts(
+            self._engine, self._cli, folder, request.sources, request.build_contexts
+        )
+
+    async def _failure(self, what: str, output: Output, exit_code: int) -> ForgeError:
+        if self._container is not None and not await self._container.is_running():
+            return RefusedError(
+                f"cannot {what}: the builder ended while it built; it ran out of memory or "
+                f"processes ({output.verdict()[:300]})",
+                code=FAILED,
+            )
+        return failure(what, output.verdict(), exit_code)
+
+    @asynccontextmanager
+    async def _folder(self) -> AsyncIterator[Path]:
+        folder = self._cli.directory / f"build-{next(self._numbers)}"
+        await anyio.Path(folder).mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(lambda: shutil.rmtree(folder, True))
+
+    def _without_container(self) -> str:
+        limits = self._config.limits
+        return (
+            "builds run in the engine itself: each process is bounded "
+            f"({limits.memory_bytes} bytes of memory, {limits.nofile} open files), but nothing "
+            "bounds the memory, CPU and processes of a build as a whole; set "
+            "FORGE_SANDBOX_BUILDKIT_IMAGE"
+        )

@@ -1,0 +1,66 @@
+"""What the output of ``docker buildx build`` says about how a build ended.
+
+The client's own verdict is the last line that begins with ``ERROR: ``; what steps print is
+indented by their number and time (``--progress=plain``), so that no step can write one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from forge_core.errors import EngineOutOfDisk, EngineUnreachable, ForgeError, RefusedError
+
+NO_SPACE: Final = "no space left on device"
+FAILED: Final = "image_build_failed"
+KEPT_BYTES: Final = 64 * 1024
+_MAX_TEXT: Final = 500
+_STEP: Final = re.compile(r'process ".*" did not complete successfully', re.DOTALL)
+_UNREACHABLE: Final = (
+    "cannot connect to the docker daemon",
+    "error during connect",
+    "failed to dial",
+    "connection refused",
+    "connection error",
+    "error reading server preface",
+    "transport is closing",
+    "unexpected eof",
+)
+
+
+class Output:
+    """Hands the output on, and keeps the end of it."""
+
+    def __init__(self, on_output: Callable[[bytes], None]) -> None:
+        self._on_output = on_output
+        self._kept = bytearray()
+
+    def __call__(self, data: bytes) -> None:
+        """Take the next piece."""
+        self._on_output(data)
+        self._kept += data
+        del self._kept[:-KEPT_BYTES]
+
+    def verdict(self) -> str:
+        """Why the build failed, in the client's words; cut and on one line."""
+        text = self._kept.decode("utf-8", "replace")
+        lines = text.split("\n")
+        verdicts = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+        said = verdicts[-1] if verdicts else next((x for x in reversed(lines) if x.strip()), "")
+        return " ".join(said.removeprefix("failed to solve: ").split())
+
+
+def failure(what: str, verdict: str, exit_code: int) -> ForgeError:
+    """The error for a build that ended by itself.
+
+    A step's own complaint about space is no proof: what it prints is not looked at, and the
+    command that a verdict repeats is cut out first.
+    """
+    by_builder = _STEP.sub("", verdict).lower()
+    message = f"cannot {what}: {verdict[:_MAX_TEXT] or f'buildx ended with {exit_code}'}"
+    if NO_SPACE in by_builder:
+        return EngineOutOfDisk(message)
+    if any(words in by_builder for words in _UNREACHABLE) and not _STEP.search(verdict):
+        return EngineUnreachable(message)
+    return RefusedError(message, code=FAILED)
