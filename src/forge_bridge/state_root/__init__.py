@@ -17,13 +17,22 @@
         <report id>.json                 reports not acknowledged yet
         *.suspect  rejected/             as in outbox/
       repositories/                      bare stores of commits
+      images/
+        <image key>.json                 an image that has passed its gates; sealed
+        *.suspect                        a damaged record; 200 files, 30 days
+      build-logs/<image key>/
+        <stage>.log                      why a stage failed; masked, 1 MiB
+      attestations/<image key>/          bill of materials, scan, signed provenance: a set
 
 Order: the ledger's record is durable before the effect that it announces; a message is durable
 before it is sent; a report is durable before the hub hears of it; the ledger of a dispatch goes
-last, after everything of it was observed gone and its messages are in the outbox.  Files are
-0600 and are replaced whole (:mod:`forge_edges.durable_file`).  ``.tmp-*`` files are writes that
-a crash cut short; whoever takes the locks sweeps them away.  Ledgers are bounded by the runner's
-slots, the outbox by :mod:`forge_core.outbox`.
+last, after everything of it was observed gone and its messages are in the outbox.  The
+attestations of an image are durable before its record, and without its record no image is used.
+
+Files are 0600 and are replaced whole (:mod:`forge_edges.durable_file`).  ``.tmp-*`` files are
+writes that a crash cut short; whoever takes the locks sweeps them away.  Ledgers are bounded by
+the runner's slots, the outbox by :mod:`forge_core.outbox`, logs and attestations by
+:mod:`forge_core.image_retention`, and the records of images by the images themselves.
 """
 
 from __future__ import annotations
@@ -37,6 +46,8 @@ import structlog
 
 from forge_bridge.state_root.directory import prepare_part, prepare_root
 from forge_bridge.state_root.drain import is_drained
+from forge_bridge.state_root.evidence import EvidenceStore
+from forge_bridge.state_root.images import ImageIndex
 from forge_bridge.state_root.ledgers import LedgerStore
 from forge_bridge.state_root.locks import EngineLock, EngineLockHeld, probe_locks, take_locks
 from forge_bridge.state_root.messages import MessageStore
@@ -53,7 +64,9 @@ _WRITTEN_HERE: Final = (
     "outbox/rejected",
     "cleanup-reports",
     "cleanup-reports/rejected",
+    "images",
 )
+_EVIDENCE: Final = ("build-logs", "attestations")
 _COMMAND_S: Final = 60
 _MAX_RUNNER_FILE_BYTES: Final = 4_096
 
@@ -67,6 +80,7 @@ class StateRoot:
     :ivar ledgers: ``attempts/``.
     :ivar messages: ``outbox/`` and ``cleanup-reports/``.
     :ivar repositories: the directory of the bare stores.
+    :ivar images: ``images/``, :ivar build_logs: and :ivar attestations: likewise.
     """
 
     def __init__(self, path: Path, runner_id: str, clock: Clock) -> None:
@@ -75,6 +89,9 @@ class StateRoot:
         self.ledgers = LedgerStore(path / "attempts", clock.utc)
         self.messages = MessageStore(path / "outbox", path / "cleanup-reports")
         self.repositories = path / "repositories"
+        self.images = ImageIndex(path / "images")
+        self.build_logs = EvidenceStore(path / "build-logs")
+        self.attestations = EvidenceStore(path / "attestations")
         self._clock = clock
 
     @classmethod
@@ -146,13 +163,13 @@ class StateRoot:
         swept += sweep_temporary_files(self.path, min_age_s=_COMMAND_S)
         if swept:
             logger.info("swept away unfinished writes of an earlier process", files=swept)
-        self.ledgers.tidy()
-        self.messages.tidy()
+        for part in (self.ledgers, self.messages, self.images, self.build_logs, self.attestations):
+            part.tidy()
 
 
 def _open(path: Path, clock: Clock, override: str | None) -> str:
     prepare_root(path)
-    for part in (*_WRITTEN_HERE, "repositories"):
+    for part in (*_WRITTEN_HERE, *_EVIDENCE, "repositories"):
         prepare_part(path / part)
     return override or _stable_runner_id(path / "runner.json", clock)
 

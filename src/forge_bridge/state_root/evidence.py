@@ -1,0 +1,117 @@
+"""``build-logs/`` and ``attestations/``: what is kept of an image key, for the operator.
+
+One directory a key, files of mode 0600 in it.  A log is replaced alone, attestations as a set: a
+reader sees all of them or none.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from forge_bridge.state_root.directory import DIRECTORY_MODE, prepare_part
+from forge_bridge.state_root.images import IMAGE_KEY
+from forge_core.image_ports import Evidence
+from forge_core.image_retention import KeptEvidence
+from forge_edges.durable_file import (
+    create_file,
+    disk_errors,
+    on_disk,
+    replace_file,
+    sweep_temporary_files,
+    sync_directory,
+)
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9.-]{0,63}")
+_UNFINISHED: Final = ".tmp-"
+
+
+class EvidenceStore:
+    """The files of each image key.
+
+    Every method may raise DiskUnusable.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def put(self, image_key: str, document: Evidence) -> None:
+        """Write or replace one file of the key."""
+        await on_disk(self._put, self._path(image_key), document)
+
+    async def put_set(self, image_key: str, documents: Sequence[Evidence]) -> None:
+        """Replace everything of the key by these, in one step.
+
+        A crash in the middle of a replacement can leave none of them, never a mixture.
+        """
+        await on_disk(self._put_set, self._path(image_key), documents)
+
+    async def kept(self) -> tuple[KeptEvidence, ...]:
+        """Every key that something is kept of, and since when."""
+        return await on_disk(self._kept)
+
+    async def remove(self, image_key: str) -> None:
+        """Remove everything of a key; that it is gone already is success."""
+        await on_disk(self._remove, self._path(image_key))
+
+    def tidy(self) -> None:
+        """Sweep away what a crash left unfinished; blocks."""
+        with disk_errors("sweep", self._directory):
+            for path in self._directory.glob(f"{_UNFINISHED}*"):
+                shutil.rmtree(path)
+            for path in self._directory.iterdir():
+                sweep_temporary_files(path)
+
+    def _path(self, image_key: str) -> Path:
+        assert IMAGE_KEY.fullmatch(image_key), image_key
+        return self._directory / image_key
+
+    def _put(self, directory: Path, document: Evidence) -> None:
+        prepare_part(directory)
+        replace_file(_file(directory, document), document.content)
+
+    def _put_set(self, directory: Path, documents: Sequence[Evidence]) -> None:
+        fresh, old = self._unfinished(), self._unfinished()
+        with disk_errors("write", directory):
+            fresh.mkdir(mode=DIRECTORY_MODE)
+            try:
+                for document in documents:
+                    create_file(_file(fresh, document), document.content)
+                if directory.exists():
+                    directory.rename(old)
+                fresh.rename(directory)
+                sync_directory(self._directory)
+            finally:
+                for left in (fresh, old):
+                    if left.exists():
+                        shutil.rmtree(left)
+
+    def _kept(self) -> tuple[KeptEvidence, ...]:
+        with disk_errors("list", self._directory):
+            return tuple(
+                KeptEvidence(path.name, path.lstat().st_mtime_ns // 1_000_000)
+                for path in self._directory.iterdir()
+                if IMAGE_KEY.fullmatch(path.name)
+            )
+
+    def _remove(self, directory: Path) -> None:
+        away = self._unfinished()
+        with disk_errors("remove", directory):
+            try:
+                directory.rename(away)
+            except FileNotFoundError:
+                return
+            shutil.rmtree(away)
+            sync_directory(self._directory)
+
+    def _unfinished(self) -> Path:
+        return self._directory / f"{_UNFINISHED}{secrets.token_hex(16)}"
+
+
+def _file(directory: Path, document: Evidence) -> Path:
+    assert _NAME.fullmatch(document.name), document.name
+    return directory / document.name
