@@ -166,10 +166,15 @@ def _warnings(s: BridgeSettings) -> Iterator[str]:
             "FORGE_SANDBOX_EGRESS_PROXY_IMAGE has no effect without "
             "FORGE_SANDBOX_EGRESS_ENFORCED=true"
         )
+    if s.sandbox_image_policy_file is not None and s.sandbox_vulnerability_executable is None:
+        yield (
+            "FORGE_SANDBOX_IMAGE_POLICY_FILE has no effect without "
+            "FORGE_SANDBOX_VULNERABILITY_EXECUTABLE"
+        )
     if not s.sandbox_image_policy_enforced:
         for name, variable in _GATES.items():
             if getattr(s, name) is not None:
-                yield f"{variable} has no effect without FORGE_SANDBOX_IMAGE_POLICY_ENFORCED=true"
+                yield f"{variable} only warns without FORGE_SANDBOX_IMAGE_POLICY_ENFORCED=true"
     elif s.sandbox_signature_executable is None:
         yield (
             "FORGE_SANDBOX_IMAGE_POLICY_ENFORCED: signatures of external images are not verified "

@@ -256,7 +256,8 @@ class BridgeSettings(BaseSettings):
         "FORGE_SANDBOX_IMAGE_POLICY_ENFORCED",
         "B-30",
         False,
-        "Whether a built image must pass every gate before it is used.",
+        "Whether a built image must pass every gate before it is used. Without it, the gates that "
+        "are configured run and only warn.",
     )
     sandbox_sbom_executable: Annotated[str | None, accept.executable()] = setting(
         "FORGE_SANDBOX_SBOM_EXECUTABLE",
@@ -270,11 +271,18 @@ class BridgeSettings(BaseSettings):
         None,
         "Vulnerability scan: called with Trivy's image arguments.",
     )
+    sandbox_image_policy_file: Annotated[Path | None, accept.absolute_path()] = setting(
+        "FORGE_SANDBOX_IMAGE_POLICY_FILE",
+        "B-30",
+        None,
+        "Which vulnerabilities refuse an image, and the dated exceptions; read at each use.",
+    )
     sandbox_provenance_signing_key: Annotated[Path | None, accept.absolute_path()] = setting(
         "FORGE_SANDBOX_PROVENANCE_SIGNING_KEY",
         "B-30",
         None,
-        "Private key that signs the provenance of built images.",
+        "Private key that signs the provenance of built images: Ed25519 or ECDSA P-256, PKCS #8 "
+        "in PEM, unencrypted, mode 0600.",
     )
     sandbox_signature_executable: Annotated[str | None, accept.executable()] = setting(
         "FORGE_SANDBOX_SIGNATURE_EXECUTABLE",
@@ -283,7 +291,10 @@ class BridgeSettings(BaseSettings):
         "Signature check of external images: called as Cosign.",
     )
     sandbox_signature_public_key: Annotated[Path | None, accept.absolute_path()] = setting(
-        "FORGE_SANDBOX_SIGNATURE_PUBLIC_KEY", "B-31", None, "Public key of those signatures."
+        "FORGE_SANDBOX_SIGNATURE_PUBLIC_KEY",
+        "B-31",
+        None,
+        "Public key of those signatures, in PEM; read once at the start.",
     )
 
     # Builds

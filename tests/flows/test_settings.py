@@ -51,6 +51,7 @@ TABLE = {
     "FORGE_AGENT_TOOLING_IMAGE": (PINNED, PINNED, None),
     "FORGE_SANDBOX_SBOM_EXECUTABLE": ("syft", "syft", None),
     "FORGE_SANDBOX_VULNERABILITY_EXECUTABLE": ("/opt/trivy", "/opt/trivy", None),
+    "FORGE_SANDBOX_IMAGE_POLICY_FILE": ("/etc/forge/p.yml", Path("/etc/forge/p.yml"), None),
     "FORGE_SANDBOX_PROVENANCE_SIGNING_KEY": ("/etc/forge/key", Path("/etc/forge/key"), None),
     "FORGE_SANDBOX_BUILD_EGRESS_ENFORCED": ("true", True, False),
     "FORGE_SANDBOX_BUILD_MEMORY": ("2g", 2**31, 4 * 2**30),
@@ -287,8 +288,15 @@ def test_running_needs_a_hub_and_a_trust_domain() -> None:
         (
             {"FORGE_SANDBOX_SBOM_EXECUTABLE": "syft"},
             (
-                "FORGE_SANDBOX_SBOM_EXECUTABLE has no effect without "
+                "FORGE_SANDBOX_SBOM_EXECUTABLE only warns without "
                 "FORGE_SANDBOX_IMAGE_POLICY_ENFORCED=true"
+            ),
+        ),
+        (
+            {"FORGE_SANDBOX_IMAGE_POLICY_FILE": "/etc/forge/policy.yml"},
+            (
+                "FORGE_SANDBOX_IMAGE_POLICY_FILE has no effect without "
+                "FORGE_SANDBOX_VULNERABILITY_EXECUTABLE"
             ),
         ),
         (
