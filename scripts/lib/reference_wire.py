@@ -25,6 +25,7 @@ from forge_core.wire.lease_mac import lease_message, sign_lease
 from forge_core.wire.limits import MAX_INBOUND_BYTES, MAX_MESSAGE_BYTES
 
 from .reference_markdown import code, page, prose, table
+from .reference_reasons import blockers, reasons
 
 _NAMED_PATTERNS = {
     pattern.replace("\\Z", "$"): name
@@ -89,7 +90,8 @@ bridge                                              hub
 - Cleanup and result do not wait for each other: a report may come before the revision 2, or after.
 - An attempt that two snapshots in a row do not list, the bridge ends. What one lists and the bridge
   does not know, it answers with the result `bridge_stopped`.
-- Not accepted (`"accepted": false`) has a `reason`, a word for programs, and a `detail` for people.
+- Not accepted (`"accepted": false`) has a `reason`, a word for programs ([all of them](#reasons)),
+  and a `detail` for people.
   After a refused `RegisterRunner` the bridge waits its longest pause and tries again.
 - Ids of offers, attempts, sessions and requests are the hub's; instance ids are the bridge's, new
   at each start of it. `Offer`, `Start` and `Reap` name the instance they are meant for;
@@ -124,10 +126,13 @@ def wire_page() -> str:
         *(_message(f"### {target}", model) for target, model in CLIENT_TARGETS.items()),
         "## Payloads of dispatch events",
         "`SubmitDispatchEvent` carries one of these, by `type`. `log` and `deadline` are not "
-        "durable and count in `streamSequence`; all others are, and count in `sequence`.",
+        "durable and count in `streamSequence`; all others are, and count in `sequence`. The `code` "
+        "of a `warning` is a [WarningCode](codes.md#warningcode).",
         *_event_payloads(),
         "## Shapes",
         *(_message(f"### {name}", None, name) for name in _shapes()),
+        *reasons(),
+        *blockers(),
     )
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import RowMapping
 from forge_core.wire.codes import Disposition
 from forge_core.wire.from_bridge import ReplayAck
 from forge_hub.connections import LiveRunner
+from forge_hub.reasons import Reason
 
 
 def mismatch(
@@ -32,16 +33,16 @@ def mismatch(
         None,
         reporter.instance_id,
     }:
-        return rejected("reporter_mismatch", "it names another runner or instance as reporter")
+        return rejected(Reason.REPORTER_MISMATCH, "it names another runner or instance as reporter")
     if dispatch is None:
-        return rejected("unknown_dispatch", "no such attempt and fence was dispatched")
+        return rejected(Reason.UNKNOWN_DISPATCH, "no such attempt and fence was dispatched")
     if dispatch["runner_id"] != reporter.runner_id:
-        return rejected("runner_mismatch", "it was dispatched to another runner")
+        return rejected(Reason.RUNNER_MISMATCH, "it was dispatched to another runner")
     if dispatch["instance_id"] != resource_instance_id:
-        return rejected("instance_mismatch", "it was dispatched to another runner instance")
+        return rejected(Reason.INSTANCE_MISMATCH, "it was dispatched to another runner instance")
     return None
 
 
-def rejected(reason: str, detail: str | None = None) -> ReplayAck:
+def rejected(reason: Reason, detail: str | None = None) -> ReplayAck:
     """The acknowledgement that ends a replay without keeping the message."""
     return ReplayAck(accepted=False, reason=reason, detail=detail, disposition=Disposition.REJECTED)

@@ -12,6 +12,7 @@ import anyio.abc
 import httpx
 
 from forge_edges.signalr import SignalRConnection, SignalRSettings
+from forge_hub.reasons import REASONS
 from forge_hub.server import RunningHub, running_hub
 from forge_hub.settings import HubSettings
 
@@ -121,6 +122,7 @@ class ScriptedBridge:
     async def call(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
         answer = await self._connection.invoke(method, payload, timeout_ms=10_000)
         assert isinstance(answer, dict)
+        assert answer["accepted"] or answer["reason"] in REASONS[method], (method, answer)
         return answer
 
     async def answered(self) -> None:

@@ -25,7 +25,7 @@ from forge_core.output_exchange import (
 )
 from forge_core.ports import Attachment, ImportedOutput
 from forge_core.sandbox_spec import WORKSPACE, WORKSPACE_VOLUME, ContainerSpec, VolumeMount
-from forge_core.wire.codes import EventType, FailureCode
+from forge_core.wire.codes import EventType, FailureCode, WarningCode
 from forge_core.wire.events import Warning_
 
 MAX_COMPLAINT_BYTES: Final = 4_096
@@ -116,7 +116,7 @@ class OutputCollector:
         if reply.refused is not None:
             raise _invalid(f"cannot take the output: {reply.refused}")
         for detail in reply.warnings:
-            warning = Warning_(code="output", detail=context.run.masker.mask(detail))
+            warning = Warning_(code=WarningCode.OUTPUT, detail=context.run.masker.mask(detail))
             await context.run.feed(Happened(EventType.WARNING, warning))
         if reply.result_commit is None:
             return ImportedOutput(None, 0, 0)

@@ -7,7 +7,7 @@ from typing import Final
 from forge_bridge.sandbox.stage import StageContext, StageFailed
 from forge_core.errors import ForgeError, HubUnavailable, RefusedError
 from forge_core.redaction import Masker
-from forge_core.wire.codes import EventType, FailureCode
+from forge_core.wire.codes import EventType, FailureCode, WarningCode
 from forge_core.wire.events import SecretsRedeemed, Warning_
 from forge_core.wire.from_bridge import RedeemSecretGrant, SecretGrantAck
 
@@ -37,7 +37,8 @@ async def _redeem_secrets(context: StageContext) -> None:
     await context.tell(EventType.SECRETS_REDEEMED, SecretsRedeemed(names=tuple(sorted(secrets))))
     for name in sorted(n for n, value in secrets.items() if value in context.run.masker.refused):
         detail = f"the secret {name} is too short to be masked in the output"
-        await context.tell(EventType.WARNING, Warning_(code="secret_not_maskable", detail=detail))
+        warning = Warning_(code=WarningCode.SECRET_NOT_MASKABLE, detail=detail)
+        await context.tell(EventType.WARNING, warning)
 
 
 async def _redeem(context: StageContext, handle: str) -> dict[str, str]:

@@ -230,6 +230,14 @@ class OutputStream(StrEnum):
     STDERR = "stderr"
 
 
+class WarningCode(StrEnum):
+    """What a ``warning`` event is about; it has ended nothing."""
+
+    LEASE_RENEWAL_REFUSED = "lease_renewal_refused"
+    OUTPUT = "output"
+    SECRET_NOT_MASKABLE = "secret_not_maskable"  # noqa: S105 - a code, not a secret
+
+
 class EventType(StrEnum):
     """What a dispatch event tells; all but two are durable."""
 

@@ -13,6 +13,7 @@ from forge_core.wire.lease_mac import KEY_BYTES
 from forge_hub.attempt_input import Addressee, AttemptInput
 from forge_hub.connections import LiveRunner
 from forge_hub.dispatch.board import Board
+from forge_hub.reasons import Reason
 from forge_hub.states import DispatchState, EndReason, SessionState
 from forge_hub.store import dispatches, runners, sessions
 
@@ -48,7 +49,7 @@ def _keep_decision(
     row = dispatches.find(connection, message.attempt_id, message.fence)
     refusal = _mismatch(row, runner, message)
     if refusal is not None or row is None:
-        return refusal or Ack(accepted=False, reason="unknown_dispatch")
+        return refusal or Ack(accepted=False, reason=Reason.UNKNOWN_DISPATCH)
     runners.set_resources(
         connection, runner.runner_id, message.used_resources, message.resource_capacity
     )
@@ -70,15 +71,17 @@ def _mismatch(
 ) -> Ack | None:
     """Why this answer is not one to this offer of ours."""
     if message.decision is Decision.REJECTED and message.reason_code is None:
-        return Ack(accepted=False, reason="malformed", detail="a rejection names its reasonCode")
+        return Ack(
+            accepted=False, reason=Reason.MALFORMED, detail="a rejection names its reasonCode"
+        )
     if row is None:
-        return Ack(accepted=False, reason="unknown_dispatch")
+        return Ack(accepted=False, reason=Reason.UNKNOWN_DISPATCH)
     if row["offer_id"] != message.offer_id:
-        return Ack(accepted=False, reason="unknown_offer")
+        return Ack(accepted=False, reason=Reason.UNKNOWN_OFFER)
     if (row["runner_id"], row["instance_id"]) != (runner.runner_id, runner.instance_id):
-        return Ack(accepted=False, reason="instance_mismatch")
+        return Ack(accepted=False, reason=Reason.INSTANCE_MISMATCH)
     if dispatches.is_stale(row):
-        return Ack(accepted=False, reason=RejectionCode.STALE_FENCE.value)
+        return Ack(accepted=False, reason=Reason.STALE_FENCE)
     return None
 
 
@@ -100,8 +103,8 @@ def _repeated(board: Board, row: RowMapping) -> Ack:
         _send_start(board, (row["attempt_id"], row["fence"]))
         return Ack(accepted=True)
     if row["end_reason"] == EndReason.CANCELLED:
-        return Ack(accepted=False, reason="cancelled")
-    return Ack(accepted=False, reason=RejectionCode.EXPIRED.value)
+        return Ack(accepted=False, reason=Reason.CANCELLED)
+    return Ack(accepted=False, reason=Reason.EXPIRED)
 
 
 def tell_again(board: Board, runner: LiveRunner, heartbeat: Heartbeat) -> None:

@@ -15,6 +15,7 @@ from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.decisions import send_cancel
 from forge_hub.dispatch.leases import Key, Lease
 from forge_hub.matching import mismatch, rejected
+from forge_hub.reasons import Reason
 from forge_hub.states import DispatchState, EndReason, SessionState, settle
 from forge_hub.store import dispatches, evidence, sessions
 
@@ -43,15 +44,15 @@ def _keep_result(
     row = dispatches.find(connection, *key)
     refusal = mismatch(row, runner, message.resource_runner_instance_id)
     if refusal is not None or row is None:
-        return refusal or rejected("unknown_dispatch"), None
+        return refusal or rejected(Reason.UNKNOWN_DISPATCH), None
     if dispatches.is_stale(row):
-        return rejected(RejectionCode.STALE_FENCE), None
+        return rejected(Reason.STALE_FENCE), None
     earlier = evidence.find_result(connection, *key)
     if earlier is not None and (earlier["outcome"], earlier["failure_code"]) != (
         message.outcome,
         message.failure_code,
     ):
-        return rejected("outcome_changed", f"it is {earlier['outcome']} already"), None
+        return rejected(Reason.OUTCOME_CHANGED, f"it is {earlier['outcome']} already"), None
     if not evidence.put_result(connection, message, now=now):
         return ReplayAck(accepted=True, disposition=Disposition.DUPLICATE), None
     if dispatches.end(connection, *key, EndReason.RESULT, now=now):

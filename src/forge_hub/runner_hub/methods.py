@@ -26,6 +26,7 @@ from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.decisions import decide
 from forge_hub.dispatch.endings import take_result
 from forge_hub.principals import RunnerPrincipal
+from forge_hub.reasons import Reason
 from forge_hub.runner_hub import presence, replayed
 from forge_hub.signalr import Connection, HubException, SignalRHub
 
@@ -42,14 +43,14 @@ async def _redeem_secrets(
     _board: Board, _runner: LiveRunner, _message: RedeemSecretGrant
 ) -> SecretGrantAck:
     """This hub issues no grants, so it knows none."""
-    return SecretGrantAck(accepted=False, reason="grant_unknown")
+    return SecretGrantAck(accepted=False, reason=Reason.GRANT_UNKNOWN)
 
 
 async def _redeem_publication(
     _board: Board, _runner: LiveRunner, _message: RedeemPublishGrant
 ) -> PublishGrantAck:
     """This hub issues no grants, so it knows none."""
-    return PublishGrantAck(accepted=False, reason="grant_unknown")
+    return PublishGrantAck(accepted=False, reason=Reason.GRANT_UNKNOWN)
 
 
 _HANDLERS: Final[dict[str, Handler]] = {

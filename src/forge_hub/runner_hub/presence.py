@@ -24,6 +24,7 @@ from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.decisions import tell_again
 from forge_hub.dispatch.endings import void_offers
 from forge_hub.principals import RunnerPrincipal
+from forge_hub.reasons import Reason
 from forge_hub.store import dispatches, runners
 
 SNAPSHOT_PART_ATTEMPTS: Final = 1_000
@@ -70,13 +71,13 @@ def _keep(
     return runners.get(connection, message.runner_id), voided
 
 
-def _refusal(principal: RunnerPrincipal, message: RegisterRunner) -> tuple[str, str] | None:
+def _refusal(principal: RunnerPrincipal, message: RegisterRunner) -> tuple[Reason, str] | None:
     if message.protocol_version != PROTOCOL_VERSION:
-        return "unsupported_protocol", f"this hub speaks version {PROTOCOL_VERSION}"
+        return Reason.UNSUPPORTED_PROTOCOL, f"this hub speaks version {PROTOCOL_VERSION}"
     if principal.runner_id not in {None, message.runner_id}:
-        return "runner_denied", "the token belongs to another runner"
+        return Reason.RUNNER_DENIED, "the token belongs to another runner"
     if principal.trust_domain_id not in {None, message.trust_domain_id}:
-        return "trust_domain_mismatch", "the token belongs to another trust domain"
+        return Reason.TRUST_DOMAIN_MISMATCH, "the token belongs to another trust domain"
     return None
 
 
@@ -122,11 +123,13 @@ async def read_snapshot(
         )
         runner.snapshot = (taken_at, attempts)
     if runner.snapshot is None:
-        return SnapshotAck(accepted=False, reason="malformed", detail="part 1 was not read")
+        return SnapshotAck(accepted=False, reason=Reason.MALFORMED, detail="part 1 was not read")
     taken_at, attempts = runner.snapshot
     parts = max(1, -(-len(attempts) // SNAPSHOT_PART_ATTEMPTS))
     if message.part > parts:
-        return SnapshotAck(accepted=False, reason="malformed", detail=f"there are {parts} parts")
+        return SnapshotAck(
+            accepted=False, reason=Reason.MALFORMED, detail=f"there are {parts} parts"
+        )
     first = (message.part - 1) * SNAPSHOT_PART_ATTEMPTS
     chosen = attempts[first : first + SNAPSHOT_PART_ATTEMPTS]
     return SnapshotAck(accepted=True, taken_at=taken_at, attempts=chosen, parts=parts)
@@ -138,7 +141,7 @@ def other_instance(runner: LiveRunner, runner_id: str, instance_id: str) -> Ack 
         return None
     return Ack(
         accepted=False,
-        reason="instance_mismatch",
+        reason=Reason.INSTANCE_MISMATCH,
         detail="it names another runner or instance than this connection registered",
     )
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from forge_core.wire.base import WireModel, parse
-from forge_core.wire.codes import Disposition, EventType, RejectionCode
+from forge_core.wire.codes import Disposition, EventType
 from forge_core.wire.events import PAYLOADS, Log
 from forge_core.wire.from_bridge import (
     ReplayAck,
@@ -25,6 +25,7 @@ from forge_hub.connections import LiveRunner
 from forge_hub.dispatch.board import Board
 from forge_hub.feed import Change, Fleeting
 from forge_hub.matching import mismatch, rejected
+from forge_hub.reasons import Reason
 from forge_hub.store import actions, dispatches, evidence
 
 _PERSISTED = ReplayAck(accepted=True, disposition=Disposition.PERSISTED)
@@ -41,7 +42,7 @@ async def take_event(board: Board, runner: LiveRunner, message: SubmitDispatchEv
     if not message.type.durable:
         return _show(board, runner, message, payload)
     if message.sequence is None:
-        return rejected("malformed", f"{message.type} needs a sequence")
+        return rejected(Reason.MALFORMED, f"{message.type} needs a sequence")
     now = board.clock.utc()
     ack, kept = await board.database.write(
         lambda connection: _keep_event(connection, runner, message, payload, now)
@@ -66,13 +67,15 @@ def _keep_event(
     row = dispatches.find(connection, message.attempt_id, message.fence)
     refusal = mismatch(row, runner, message.resource_runner_instance_id)
     if refusal is not None or row is None:
-        return refusal or rejected("unknown_dispatch"), None
+        return refusal or rejected(Reason.UNKNOWN_DISPATCH), None
     if dispatches.is_stale(row):
-        return _kept_before(connection, message) or rejected(RejectionCode.STALE_FENCE), None
+        return _kept_before(connection, message) or rejected(Reason.STALE_FENCE), None
     session_id = row["session_id"]
     ordinal = evidence.add_event(connection, message, payload, session_id=session_id, now=now)
     if ordinal is None:
-        conflict = rejected("sequence_conflict", f"sequence {message.sequence} is another event")
+        conflict = rejected(
+            Reason.SEQUENCE_CONFLICT, f"sequence {message.sequence} is another event"
+        )
         return _kept_before(connection, message) or conflict, None
     return _PERSISTED, _KeptEvent(session_id, ordinal)
 
@@ -84,7 +87,7 @@ def _kept_before(connection: Connection, message: SubmitDispatchEvent) -> Replay
         return None
     if (known["attempt_id"], known["fence"]) == (message.attempt_id, message.fence):
         return _DUPLICATE
-    return rejected("event_conflict", "the event id belongs to another dispatch")
+    return rejected(Reason.EVENT_CONFLICT, "the event id belongs to another dispatch")
 
 
 def _show(
@@ -92,13 +95,13 @@ def _show(
 ) -> ReplayAck:
     """Not durable: only for a dispatch that lives, only in memory."""
     if message.stream_sequence is None:
-        return rejected("malformed", f"{message.type} needs a streamSequence")
+        return rejected(Reason.MALFORMED, f"{message.type} needs a streamSequence")
     lease = board.leases.get((message.attempt_id, message.fence))
     if lease is None:
-        return rejected(RejectionCode.STALE_FENCE, "the dispatch has ended")
+        return rejected(Reason.STALE_FENCE, "the dispatch has ended")
     owner = (lease.to.runner_id, lease.to.instance_id)
     if owner != (runner.runner_id, message.resource_runner_instance_id):
-        return rejected("instance_mismatch", "it was dispatched to another runner instance")
+        return rejected(Reason.INSTANCE_MISMATCH, "it was dispatched to another runner instance")
     item = Fleeting(message.type.value, _live_view(message, payload))
     if message.type is EventType.LOG and isinstance(payload, Log):
         board.feed.publish_log(lease.to.session_id, item, len(payload.text.encode()))
@@ -127,7 +130,7 @@ async def take_cleanup_report(
     An old fence is no reason to refuse it: the report is about the dispatch of its own fence.
     """
     if message.part > message.parts:
-        return rejected("malformed", f"part {message.part} of {message.parts}")
+        return rejected(Reason.MALFORMED, f"part {message.part} of {message.parts}")
     now = board.clock.utc()
     ack, session_id = await board.database.write(
         lambda connection: _keep_report(connection, runner, message, now)
@@ -149,11 +152,11 @@ def _keep_report(
         claimed_instance_id=message.runner_instance_id,
     )
     if refusal is not None or row is None:
-        return refusal or rejected("unknown_dispatch"), None
+        return refusal or rejected(Reason.UNKNOWN_DISPATCH), None
     about = (message.attempt_id, message.fence, message.parts)
     for known in evidence.cleanup_parts_of_report(connection, message.report_id):
         if (known["attempt_id"], known["fence"], known["parts"]) != about:
-            return rejected("report_conflict", "the report id belongs to another report"), None
+            return rejected(Reason.REPORT_CONFLICT, "the report id belongs to another report"), None
     if not evidence.add_cleanup_part(connection, message, now=now):
         return _DUPLICATE, None
     return _PERSISTED, row["session_id"]
@@ -169,9 +172,9 @@ async def take_publication(
         row = dispatches.find(connection, message.attempt_id, message.fence)
         refusal = mismatch(row, runner, message.resource_runner_instance_id)
         if refusal is not None or row is None:
-            return refusal or rejected("unknown_dispatch")
+            return refusal or rejected(Reason.UNKNOWN_DISPATCH)
         if dispatches.is_stale(row):
-            return rejected(RejectionCode.STALE_FENCE)
+            return rejected(Reason.STALE_FENCE)
         added = evidence.add_publication(connection, message, now=now)
         return _PERSISTED if added else _DUPLICATE
 
@@ -187,9 +190,9 @@ async def take_reap_outcome(
     def keep(connection: Connection) -> ReplayAck:
         request = actions.find_reap(connection, message.request_id)
         if request is None or request["runner_id"] != runner.runner_id:
-            return rejected("unknown_request", "this runner was not asked that")
+            return rejected(Reason.UNKNOWN_REQUEST, "this runner was not asked that")
         if request["instance_id"] != message.runner_instance_id:
-            return rejected("instance_mismatch", "another runner instance was asked")
+            return rejected(Reason.INSTANCE_MISMATCH, "another runner instance was asked")
         answered = actions.answer_reap(connection, message, now=now)
         return _PERSISTED if answered else _DUPLICATE
 
@@ -205,7 +208,7 @@ async def take_legacy_result(
     def keep(connection: Connection) -> ReplayAck:
         dispatch = actions.find_legacy(connection, message.dispatch_id)
         if dispatch is None or dispatch["runner_id"] != runner.runner_id:
-            return rejected("unknown_dispatch", "this runner was not sent that")
+            return rejected(Reason.UNKNOWN_DISPATCH, "this runner was not sent that")
         added = actions.add_legacy_result(connection, message, now=now)
         return _PERSISTED if added else _DUPLICATE
 
