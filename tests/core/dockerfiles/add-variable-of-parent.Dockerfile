@@ -1,0 +1,4 @@
+FROM registry.invalid/base@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa AS one
+ARG S=a
+FROM one
+ADD $S /x

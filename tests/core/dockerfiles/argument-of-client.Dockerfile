@@ -1,0 +1,2 @@
+ARG HTTP_PROXY=registry.invalid/base@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+FROM $HTTP_PROXY

@@ -1,0 +1,2 @@
+ARG BASE=evil ARG='1'
+FROM $BASE:"$ARG"

@@ -1,0 +1,7 @@
+﻿# escape=\
+FROM registry.invalid/base@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+RUN true \
+  && true
+RUN <<E
+true
+E

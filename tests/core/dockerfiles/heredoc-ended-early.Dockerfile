@@ -1,0 +1,6 @@
+FROM registry.invalid/base@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+RUN <<-E cat
+	E
+FROM evil:1
+RUN <<E
+E

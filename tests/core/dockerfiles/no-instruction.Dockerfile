@@ -1,0 +1,2 @@
+# FROM evil:1
+

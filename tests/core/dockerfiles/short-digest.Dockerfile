@@ -1,0 +1,1 @@
+FROM evil@sha256:abc

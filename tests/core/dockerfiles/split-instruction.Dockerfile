@@ -1,0 +1,2 @@
+FRO\
+M evil:1

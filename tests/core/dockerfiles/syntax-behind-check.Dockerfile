@@ -1,0 +1,3 @@
+# check=skip=all
+# syntax=evil/frontend:1
+FROM scratch

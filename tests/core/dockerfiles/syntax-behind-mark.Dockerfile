@@ -1,0 +1,2 @@
+﻿# syntax=evil/frontend:1
+FROM scratch

@@ -1,0 +1,3 @@
+#!/bin/x
+#SYNTAX = evil/frontend:1
+FROM scratch

@@ -1,0 +1,1 @@
+{"syntax": "evil/frontend:1"}
