@@ -126,8 +126,8 @@ def wire_page() -> str:
         *(_message(f"### {target}", model) for target, model in CLIENT_TARGETS.items()),
         "## Payloads of dispatch events",
         "`SubmitDispatchEvent` carries one of these, by `type`. `log` and `deadline` are not "
-        "durable and count in `streamSequence`; all others are, and count in `sequence`. The `code` "
-        "of a `warning` is a [WarningCode](codes.md#warningcode).",
+        "durable and count in `streamSequence`; all others are, and count in `sequence`. The "
+        "`code` of a `warning` is a [WarningCode](codes.md#warningcode).",
         *_event_payloads(),
         "## Shapes",
         *(_message(f"### {name}", None, name) for name in _shapes()),
