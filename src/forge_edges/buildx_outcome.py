@@ -21,11 +21,7 @@ _UNREACHABLE: Final = (
     "cannot connect to the docker daemon",
     "error during connect",
     "failed to dial",
-    "connection refused",
-    "connection error",
-    "error reading server preface",
-    "transport is closing",
-    "unexpected eof",
+    "code = unavailable",  # gRPC's word for a connection that broke
 )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import anyio
@@ -25,6 +28,7 @@ from forge_edges.disk import FileSystemDisks
 
 pytestmark = pytest.mark.engine("d26", "r26")
 ENDS_WITHIN_S = 15.0
+BRIDGE = Path(__file__).with_name("buildx_bridge.py")
 
 
 @pytest.fixture
@@ -39,6 +43,11 @@ def _no_images_left(engine: Engine) -> Iterator[None]:
     yield
     remove_image(engine, "forge-test-build:1")
     remove_image(engine, "forge-test-build:2")
+
+
+def marker_of(runner_id: str) -> str:
+    """How long a step sleeps, and a number that nobody else has."""
+    return f"600.{runner_id.replace('-', '')[4:]}"
 
 
 async def gone(marker: str) -> None:
@@ -170,7 +179,7 @@ async def test_a_step_that_fails_is_said(builder: BuildxBuilder, engine: Engine)
 async def test_a_cancelled_build_ends_in_the_builder(
     builder: BuildxBuilder, engine: Engine, runner_id: str
 ) -> None:
-    marker = f"600.{runner_id.replace('-', '')[4:]}"
+    marker = marker_of(runner_id)
     build = Build(engine, from_busybox(engine, f"RUN trap '' TERM; sleep {marker} & wait"))
     async with anyio.create_task_group() as group:
         group.start_soon(build.on, builder)
@@ -179,6 +188,31 @@ async def test_a_cancelled_build_ends_in_the_builder(
                 await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
     await gone(marker)
+
+
+async def test_a_build_ends_with_the_bridge_that_was_killed(
+    engine: Engine, tmp_path: Path, runner_id: str
+) -> None:
+    marker = marker_of(runner_id)
+    facts = json.dumps(asdict(engine), default=str)
+    arguments = (facts, str(tmp_path), runner_id, f"RUN trap '' TERM; sleep {marker} & wait")
+    program = await anyio.open_process([sys.executable, str(BRIDGE), *arguments], stderr=None)
+    try:
+        with anyio.fail_after(30):
+            while not processes_with(f"sleep\0{marker}"):
+                await anyio.lowlevel.checkpoint()
+        assert processes_with("buildx\0build")
+        program.kill()
+        await gone(marker)
+        with anyio.fail_after(ENDS_WITHIN_S):
+            while processes_with(str(tmp_path)):
+                await anyio.lowlevel.checkpoint()
+    finally:
+        if program.returncode is None:
+            program.kill()
+        await program.aclose()
+    async with opened(engine, tmp_path, runner_id) as builder:
+        await Build(engine, from_busybox(engine)).on(builder)
 
 
 async def test_a_build_that_takes_too_long_is_ended(builder: BuildxBuilder, engine: Engine) -> None:
