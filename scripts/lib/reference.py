@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .reference_cli import cli_page
 from .reference_codes import codes_page
+from .reference_contract import contract_page, contract_schema_page
 from .reference_requirements import requirements_page
 from .reference_rest import rest_page
 from .reference_settings import settings_page
@@ -21,6 +22,8 @@ def pages(root: Path) -> Iterator[tuple[Path, str]]:
     yield reference / "settings.md", settings_page()
     yield reference / "wire.md", wire_page()
     yield reference / "wire.schema.json", schema_page()
+    yield reference / "contract.md", contract_page()
+    yield reference / "forge.sandbox.schema.json", contract_schema_page()
     yield reference / "codes.md", codes_page()
     yield reference / "cli.md", cli_page()
     yield reference / "rest.md", rest_page()
