@@ -101,6 +101,13 @@ class SignatureVerifier(Protocol):
         :raises RefusedError: ``signature_invalid``: it is not, or the verifier could not tell.
         """
 
+    async def prove(self, reference: str) -> str:
+        """Show on a signed image that a signature is verified, and not just accepted.
+
+        :returns: what was seen, in one sentence.
+        :raises RefusedError: as above, or the verifier takes any key.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:

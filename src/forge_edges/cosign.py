@@ -20,7 +20,7 @@ from forge_core.errors import RefusedError
 from forge_core.sandbox_spec import require_pinned, without_tag
 from forge_edges.gate_tools import ToolFailed, ToolSetting, complaint, run_tool
 from forge_edges.process import Bounds
-from forge_edges.signing_key import VerifierKey
+from forge_edges.signing_key import VerifierKey, new_verifier_key
 
 BOUNDS: Final = Bounds(timeout_ms=120_000, stdout_bytes=4 << 20)
 VERSION_BOUNDS: Final = Bounds(timeout_ms=10_000, stdout_bytes=1 << 16)
@@ -61,20 +61,28 @@ class CosignVerifier:
         if len(self._verified) > MAX_REMEMBERED:
             self._verified.popitem(last=False)
 
-    async def version(self) -> str:
-        """What the program calls itself, for people; empty where it does not say.
+    async def prove(self, reference: str) -> str:
+        """Show that the program really verifies: with the key it says yes, with a new one no.
 
-        :raises ToolFailed: it cannot be run.
+        :returns: what was seen, in one sentence.
+        :raises RefusedError: ``signature_invalid``.
         """
-        outcome = await run_tool(
-            self._executable, lambda _: ["version"], self._setting, VERSION_BOUNDS
+        try:
+            version = await self._version()
+            await self._verify(reference)
+        except ToolFailed as error:
+            raise _invalid(reference, f"the verifier gave no answer: {error}") from None
+        stranger = CosignVerifier(
+            self._executable, new_verifier_key(), self._setting, bounds=self._bounds
         )
-        match = _VERSION.search(outcome.stdout.decode("utf-8", "replace"))
-        return "" if match is None else match[1]
-
-    def with_key(self, key: VerifierKey) -> CosignVerifier:
-        """The same program with another key, remembering nothing."""
-        return CosignVerifier(self._executable, key, self._setting, bounds=self._bounds)
+        try:
+            await stranger._verify(reference)
+        except RefusedError:
+            return (
+                f"{self._executable} {version} verified {reference} with the key "
+                f"{self.key.digest}, and not with another"
+            )
+        raise _invalid(reference, "the verifier accepts a key that has signed nothing")
 
     async def _verify(self, reference: str) -> None:
         subject = require_pinned(without_tag(reference), field_name="image")
@@ -102,6 +110,13 @@ class CosignVerifier:
                 raise _invalid(reference, f"no signature on it is by the key {self.key.digest}")
             case _:
                 raise ToolFailed(complaint(outcome))
+
+    async def _version(self) -> str:
+        outcome = await run_tool(
+            self._executable, lambda _: ["version"], self._setting, VERSION_BOUNDS
+        )
+        match = _VERSION.search(outcome.stdout.decode("utf-8", "replace"))
+        return "of unknown version" if match is None else match[1]
 
 
 def _require_digest(reference: str, output: bytes) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
 from forge_core.errors import RefusedError
 from forge_core.signing import (
@@ -79,6 +80,18 @@ def load_verifier_key(path: Path) -> VerifierKey:
             code="configuration",
             field="FORGE_SANDBOX_SIGNATURE_PUBLIC_KEY",
         ) from None
+
+
+def new_verifier_key() -> VerifierKey:
+    """A key that nothing was ever signed with."""
+    key = generate_private_key(SECP256R1()).public_key()
+    return VerifierKey(
+        *_public_pem(
+            key.public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+        )
+    )
 
 
 def _public_pem(pem: bytes) -> tuple[bytes, str]:
