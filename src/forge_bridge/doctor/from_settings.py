@@ -8,6 +8,7 @@ from typing import Final
 import anyio
 
 from forge_bridge.doctor.checks import Preflight, run_checks
+from forge_bridge.doctor.image_checks import ImageProver, Proofs
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.settings import BridgeSettings
 from forge_core.errors import RefusedError
@@ -25,13 +26,18 @@ async def preflight(
     *,
     runner_id: str,
     instance_id: str,
+    prover: ImageProver | None = None,
 ) -> Preflight:
     """Run every check for these settings.
 
     :param hardening: :func:`read_hardening`, read once: what is tried here is what is applied.
     :param instance_id: this life of the process; with ``runner_id`` it labels what the probe
         makes, so that the next start finds it should this one die in the middle.
+    :param prover: tries the image gates; None: nothing shows that they work.
     """
+    proofs = Proofs()
+    if prover is not None:
+        proofs = await prover.prove(engine, settings.agent_tooling_image)
     trust_domain_id = settings.trust_domain_id or PREFLIGHT
     owner = Owner.of_runner(PREFLIGHT, runner_id, instance_id, trust_domain_id)
     return await run_checks(
@@ -45,6 +51,8 @@ async def preflight(
             dedicated_disk=settings.sandbox_dedicated_disk,
             docker_desktop_allowed=settings.allow_docker_desktop_sandbox,
             host_execution_allowed=settings.allow_host_execution,
+            proofs=proofs.shown,
+            failures=proofs.failed,
         ),
     )
 

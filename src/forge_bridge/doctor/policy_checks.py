@@ -20,8 +20,10 @@ BUILD_EGRESS: Final = Check(
     "build_egress", "Image builds reach nothing that they should not", "the builder"
 )
 REMEDIES: Final = {
-    IMAGE_POLICY: "set FORGE_SANDBOX_IMAGE_POLICY_ENFORCED=true and its three gate tools",
-    SIGNATURES: "set FORGE_SANDBOX_SIGNATURE_EXECUTABLE and FORGE_SANDBOX_SIGNATURE_PUBLIC_KEY",
+    IMAGE_POLICY: "set FORGE_SANDBOX_IMAGE_POLICY_ENFORCED=true, its two tools and the signing "
+    "key, so that each works on the tooling image",
+    SIGNATURES: "set FORGE_SANDBOX_SIGNATURE_EXECUTABLE and FORGE_SANDBOX_SIGNATURE_PUBLIC_KEY, "
+    "and sign the tooling image with that key",
     BUILD_EGRESS: "set FORGE_SANDBOX_BUILD_EGRESS_ENFORCED=true for a builder behind such control",
 }
 
@@ -32,7 +34,8 @@ def policy_checks(settings: PreflightSettings) -> Iterator[CheckResult]:
         if evidence := settings.proofs.get(check.id):
             yield check.passed(evidence)
         else:
-            yield check.blocks_required("nothing has shown it", remedy)
+            why = settings.failures.get(check.id, "nothing has shown it")
+            yield check.blocks_required(why, remedy)
     yield _publication(settings)
 
 

@@ -19,6 +19,7 @@ class PreflightSettings:
     :param proofs: evidence by check id (``image_policy``, ``signatures``, ``build_egress``,
         ``publication_mode``) from the parts that have tried their tools; a setting alone is never
         evidence.
+    :param failures: why a part that is configured could not show it, by check id.
     """
 
     owner: Owner
@@ -30,3 +31,4 @@ class PreflightSettings:
     docker_desktop_allowed: bool = False
     host_execution_allowed: bool = False
     proofs: Mapping[str, str] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)

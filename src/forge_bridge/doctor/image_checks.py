@@ -1,0 +1,112 @@
+"""Whether the image gates work, by using every one of them on the tooling image (B-51)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.to_thread
+
+from forge_bridge.doctor.policy_checks import IMAGE_POLICY, SIGNATURES
+from forge_bridge.images.gates import GateTools, ImageSource
+from forge_bridge.images.policy_file import load_policy
+from forge_core.bill_of_materials import BillOfMaterials, read_bill
+from forge_core.dsse import read_envelope, seal
+from forge_core.errors import ForgeError, RefusedError
+from forge_core.provenance import PAYLOAD_TYPE
+from forge_core.signing import PrivateKey, key_id
+from forge_core.vulnerability_report import VulnerabilityReport, read_report
+
+
+@dataclass(frozen=True, slots=True)
+class Proofs:
+    """What parts have shown of themselves, by check id.
+
+    :param shown: evidence of what works.
+    :param failed: why something could not be shown, though it is configured.
+    """
+
+    shown: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+class ImageProver:
+    """Tries the gates, and remembers what was shown with an image for as long as it lives.
+
+    The engine may come and go meanwhile; the same tools on the same image show nothing new.
+
+    :param enforced: FORGE_SANDBOX_IMAGE_POLICY_ENFORCED.
+    :param utc: the wall clock, RFC 3339 in UTC.
+    """
+
+    def __init__(self, tools: GateTools, *, enforced: bool, utc: Callable[[], str]) -> None:
+        self._tools = tools
+        self._enforced = enforced
+        self._utc = utc
+        self._shown: dict[tuple[str, str], str] = {}
+
+    async def prove(self, engine: ImageSource, tooling_image: str | None) -> Proofs:
+        """Use every configured gate on the tooling image; raises nothing that is expected."""
+        if tooling_image is None:
+            return Proofs()
+        shown: dict[str, str] = {}
+        failed: dict[str, str] = {}
+
+        async def attempt(check: str, show: Callable[[], Awaitable[str]]) -> None:
+            try:
+                shown[check] = self._shown.get((check, tooling_image)) or await show()
+                self._shown[check, tooling_image] = shown[check]
+            except ForgeError as error:
+                failed[check] = str(error)
+
+        async with anyio.create_task_group() as group:
+            if self._tools.signatures is not None:
+                verifier = self._tools.signatures
+                group.start_soon(attempt, SIGNATURES.id, lambda: verifier.prove(tooling_image))
+            if self._enforced:
+                group.start_soon(
+                    attempt,
+                    IMAGE_POLICY.id,
+                    lambda: check_image_policy(
+                        self._tools, engine, tooling_image, today=self._utc()[:10]
+                    ),
+                )
+        return Proofs(shown, failed)
+
+
+async def check_image_policy(
+    tools: GateTools, engine: ImageSource, image: str, *, today: str
+) -> str:
+    """Have the gates look at an image that the engine has; what they find is not judged.
+
+    :param today: ``YYYY-MM-DD`` in UTC.
+    :returns: what was seen, in one sentence.
+    :raises ForgeError: a gate has no tool, or does not do its work.
+    """
+    if tools.bill is None or tools.vulnerabilities is None or tools.signing_key is None:
+        raise RefusedError(f"no tool for {', '.join(tools.missing)}", code="configuration")
+    policy = await anyio.to_thread.run_sync(lambda: load_policy(tools.policy_file, today=today))
+    signer = _signs(tools.signing_key)
+    image_id = str((await engine.inspect_image(image)).get("Id"))
+    bill = await _bill(await tools.bill.scan(image))
+    report = await _report(await tools.vulnerabilities.scan(image), image_id)
+    return (
+        f"{bill.tool or 'the SBOM tool'} named {bill.packages} packages of {image}, the scanner "
+        f"looked at {report.packages} and knew of {len(report.findings)} vulnerabilities; "
+        f"{len(policy.exceptions)} exceptions; the key {signer} signed and verified"
+    )
+
+
+def _signs(key: PrivateKey) -> str:
+    public = key.public_key()
+    read_envelope(seal(PAYLOAD_TYPE, b"{}", key)).verified_payload(public, PAYLOAD_TYPE)
+    return key_id(public)
+
+
+async def _bill(content: bytes) -> BillOfMaterials:
+    return await anyio.to_thread.run_sync(read_bill, content)
+
+
+async def _report(content: bytes, image_id: str) -> VulnerabilityReport:
+    return await anyio.to_thread.run_sync(lambda: read_report(content, image_id=image_id))
