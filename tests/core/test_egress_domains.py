@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import idna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,5 +73,6 @@ def test_what_is_taken_is_an_ascii_name_and_stays_itself(entry: str) -> None:
         return
     assert ASCII_NAME.fullmatch(taken)
     assert egress_domain(taken) == taken
+    assert entry.strip(".") in (taken.strip("."), idna.decode(taken.strip(".")))
     assert re.search(DOMAIN_PATTERN, entry)
     assert re.search(DOMAIN_PATTERN, taken)
