@@ -81,25 +81,27 @@ def read_bill(data: bytes) -> BillOfMaterials:
     :raises BillRefused: it is none, contradicts itself, or names nothing in the image.
     """
     if len(data) > MAX_BILL_BYTES:
-        raise BillRefused(f"it has more than {MAX_BILL_BYTES} bytes")
+        raise BillRefused(f"the document has more than {MAX_BILL_BYTES} bytes")
     try:
         document = _Document.model_validate_json(data)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(part) for part in fault["loc"])
+        where = ".".join(str(part) for part in fault["loc"]) or "document"
         raise BillRefused(
-            f"it is no SPDX 2.2 or 2.3 document in JSON: {where or 'document'}: {fault['msg']}"
+            f"the output is no SPDX 2.2 or 2.3 document in JSON: {where}: {fault['msg']}"
         ) from None
     names = {package.id for package in document.packages}
     if len(names) < len(document.packages):
-        raise BillRefused("two of its packages have one SPDXID")
+        raise BillRefused("two packages of the document have one SPDXID")
     described = _described(document)
     if not described:
-        raise BillRefused("it does not say what it describes")
+        raise BillRefused("the document does not say what it describes")
     if unknown := sorted(described - names):
-        raise BillRefused(f"it describes {unknown[0][:80]}, which is not among its packages")
+        raise BillRefused(
+            f"the document describes {unknown[0][:80]}, which is not among its packages"
+        )
     if not names - described:
-        raise BillRefused("it names no package in the image, so it says nothing about it")
+        raise BillRefused("the document names no package in the image, so it says nothing about it")
     return BillOfMaterials(document.version, len(names - described), _tool(document.creation))
 
 

@@ -284,14 +284,14 @@ async def test_a_tag_that_was_moved_proves_nothing(
         there = bench.program("there", f'{move}; {TRIVY} "$@"; {back}')
         scanner = vulnerability_scanner(there, bench.setting)
         error = await refusal(bench.gates(vulnerabilities=scanner), image)
-        assert "it is about the image sha256:" in str(error)
+        assert "the report is about the image sha256:" in str(error)
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("echo '{}'", "it is no SPDX"),
-        ("true", "it is no SPDX"),
+        ("echo '{}'", "no SPDX 2"),
+        ("true", "no SPDX 2"),
         ("echo broken >&2; exit 3", "exit code 3: broken"),
     ],
 )

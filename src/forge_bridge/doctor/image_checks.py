@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
 from forge_bridge.doctor.policy_checks import IMAGE_POLICY, SIGNATURES
+from forge_bridge.images.from_settings import open_gate_tools
 from forge_bridge.images.gates import GateTools, ImageSource
 from forge_bridge.images.policy_file import load_policy
+from forge_bridge.settings import BridgeSettings
 from forge_core.bill_of_materials import BillOfMaterials, read_bill
 from forge_core.dsse import read_envelope, seal
 from forge_core.errors import ForgeError, RefusedError
 from forge_core.provenance import PAYLOAD_TYPE
 from forge_core.signing import PrivateKey, key_id
 from forge_core.vulnerability_report import VulnerabilityReport, read_report
+from forge_edges.clock import SystemClock
+from forge_edges.docker_context import DockerEndpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,20 @@ class ImageProver:
                     ),
                 )
         return Proofs(shown, failed)
+
+
+@asynccontextmanager
+async def passing_prover(
+    settings: BridgeSettings, endpoint: DockerEndpoint, environ: Mapping[str, str]
+) -> AsyncIterator[ImageProver]:
+    """A prover for one look, where no bridge with a state root of its own runs.
+
+    :raises RefusedError: code ``configuration``: a key cannot be used.
+    """
+    with tempfile.TemporaryDirectory(prefix="forge-doctor-") as scratch:
+        tools = await open_gate_tools(settings, endpoint, environ, Path(scratch))
+        enforced = settings.sandbox_image_policy_enforced
+        yield ImageProver(tools, enforced=enforced, utc=SystemClock().utc)
 
 
 async def check_image_policy(
