@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.client
 import io
@@ -11,9 +12,11 @@ import secrets
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +130,49 @@ def own_repository() -> Iterator[Registry]:
         yield registry
     finally:
         registry.clear()
+
+
+@contextmanager
+def guarded(registry: Registry, user: str, password: str) -> Iterator[Registry]:
+    """The same registry behind a door that asks for a name and a password (RFC 7617)."""
+    wanted = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+    class Door(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.headers.get("Authorization") != wanted:
+                self._answer(401, {"WWW-Authenticate": 'Basic realm="test"'}, b"")
+                return
+            inner = http.client.HTTPConnection(registry.address, timeout=20)
+            inner.request(
+                self.command, self.path, headers={"Accept": self.headers.get("Accept", "*/*")}
+            )
+            response = inner.getresponse()
+            self._answer(response.status, dict(response.headers), response.read())
+            inner.close()
+
+        do_HEAD = do_GET  # noqa: N815 - as http.server calls them
+
+        def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                if name.lower() != "content-length" or self.command == "HEAD":
+                    self.send_header(name, value)
+            if self.command != "HEAD":
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: object) -> None:
+            """Not to the terminal."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Door) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield Registry(f"127.0.0.1:{server.server_port}", registry.repository)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @dataclass(frozen=True, slots=True)

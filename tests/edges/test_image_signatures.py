@@ -6,6 +6,7 @@ import json
 import os
 import textwrap
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from forge_edges.cosign import CosignVerifier
 from forge_edges.gate_tools import ToolSetting, sweep, tool_environment
 from forge_edges.process import Bounds
 from forge_edges.signing_key import load_verifier_key
-from image_tools import Cosign, Registry, cosign_path, own_repository
+from image_tools import Cosign, Registry, cosign_path, guarded, own_repository
 
 pytestmark = pytest.mark.requirement("B-31")
 
@@ -141,6 +142,26 @@ async def test_the_key_file_may_change_and_the_key_does_not(
     cosign.sign(foreign, "other")
     await verifier.verify(image)
     assert "by the key" in await refusal(verifier, foreign)
+
+
+async def test_the_operators_credentials_open_a_private_registry(
+    cosign: Cosign, registry: Registry, setting: ToolSetting, tmp_path: Path
+) -> None:
+    signed = registry.push()
+    cosign.sign(signed, "ours")
+    key = load_verifier_key(cosign.home / "ours.pub")
+    with guarded(registry, "runner", "s3cret") as private:
+        image = signed.replace(registry.address, private.address)
+        stranger = CosignVerifier(str(cosign.path), key, setting)
+        assert "gave no answer" in await refusal(stranger, image)
+        login = {"auths": {private.address: {"auth": b64encode(b"runner:s3cret").decode()}}}
+        for variable, folder in (("HOME", tmp_path / ".docker"), ("DOCKER_CONFIG", tmp_path / "d")):
+            folder.mkdir()
+            (folder / "config.json").write_text(json.dumps(login))
+            place = str(tmp_path if variable == "HOME" else folder)
+            environ = {"HOME": "/nonexistent", "PATH": os.environ["PATH"], variable: place}
+            known = ToolSetting(tool_environment(environ), setting.scratch)
+            await CosignVerifier(str(cosign.path), key, known).verify(image)
 
 
 async def test_that_it_verifies_is_shown_with_a_key_and_against_one(
