@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from postgresql import PostgreSQL, PostgreSQLMissingError, running_postgresql
+
 
 @pytest.fixture
-def database_url(tmp_path: Path) -> str:
+def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'hub.sqlite3'}"
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    """A private server."""
+    try:
+        with running_postgresql() as server:
+            yield server
+    except PostgreSQLMissingError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"no PostgreSQL: {error}")
+
+
+@pytest.fixture
+def postgresql_url(postgresql: PostgreSQL) -> Iterator[str]:
+    with postgresql.database() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """For what must hold on both databases; ``sqlite_url`` where it makes no difference."""
+    return str(request.getfixturevalue(f"{request.param}_url"))

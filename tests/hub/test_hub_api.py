@@ -21,8 +21,8 @@ def code_of(answer: httpx.Response, status: int) -> str:
     return str(problem["code"])
 
 
-async def test_the_api_asks_for_an_api_token(database_url: str) -> None:
-    async with on_stage(database_url) as stage:
+async def test_the_api_asks_for_an_api_token(sqlite_url: str) -> None:
+    async with on_stage(sqlite_url) as stage:
         for token in (None, RUNNER_TOKEN, "guess"):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             async with httpx.AsyncClient(base_url=stage.hub.url, headers=headers) as client:
@@ -34,8 +34,8 @@ async def test_the_api_asks_for_an_api_token(database_url: str) -> None:
 
 
 @pytest.mark.requirement("B-95")
-async def test_errors_are_problem_details_and_never_repeat_what_was_sent(database_url: str) -> None:
-    async with on_stage(database_url) as stage:
+async def test_errors_are_problem_details_and_never_repeat_what_was_sent(sqlite_url: str) -> None:
+    async with on_stage(sqlite_url) as stage:
         api = stage.api
         assert code_of(await api.get("/api/v1/sessions/none"), 404) == "unknown_session"
         assert code_of(await api.post("/api/v1/sessions/none/cancel"), 404) == "unknown_session"
@@ -53,8 +53,8 @@ async def test_errors_are_problem_details_and_never_repeat_what_was_sent(databas
         assert code_of(answer, 422) == "message_too_large"
 
 
-async def test_the_values_of_the_agents_environment_are_not_shown(database_url: str) -> None:
-    async with on_stage(database_url) as stage:
+async def test_the_values_of_the_agents_environment_are_not_shown(sqlite_url: str) -> None:
+    async with on_stage(sqlite_url) as stage:
         session_id = await stage.dispatch()
         for path in ("", "/diagnostics"):
             answer = await stage.api.get(f"/api/v1/sessions/{session_id}{path}")
@@ -65,8 +65,8 @@ async def test_the_values_of_the_agents_environment_are_not_shown(database_url: 
         assert start["agent"]["env"] == {"SECRET": "canary-value"}
 
 
-async def test_sessions_are_listed_newest_first(database_url: str) -> None:
-    async with on_stage(database_url) as stage:
+async def test_sessions_are_listed_newest_first(sqlite_url: str) -> None:
+    async with on_stage(sqlite_url) as stage:
         older = await stage.dispatch()
         stage.clock.advance(1_000)
         newer = await stage.dispatch()
@@ -75,8 +75,8 @@ async def test_sessions_are_listed_newest_first(database_url: str) -> None:
 
 
 @pytest.mark.requirement("B-08", "B-86", "B-87")
-async def test_a_runner_is_shown_as_it_describes_itself_and_drains(database_url: str) -> None:
-    async with on_stage(database_url) as stage:
+async def test_a_runner_is_shown_as_it_describes_itself_and_drains(sqlite_url: str) -> None:
+    async with on_stage(sqlite_url) as stage:
         bridge = await stage.bridge()
         await bridge.heartbeat(
             usedResources={"slots": 2}, activeCount=1, degradedReservationCount=1, pendingReports=3
@@ -97,9 +97,9 @@ async def test_a_runner_is_shown_as_it_describes_itself_and_drains(database_url:
 
 @pytest.mark.requirement("B-88")
 async def test_a_reap_goes_to_the_connected_instance_and_its_outcome_is_kept(
-    database_url: str,
+    sqlite_url: str,
 ) -> None:
-    async with on_stage(database_url) as stage:
+    async with on_stage(sqlite_url) as stage:
         bridge = await stage.bridge()
         answer = await stage.api.post("/api/v1/runners/r1/reap")
         assert answer.status_code == 202
@@ -134,9 +134,9 @@ async def _until_offline(stage: Stage, runner_id: str) -> None:
 
 @pytest.mark.requirement("B-03")
 async def test_a_legacy_command_goes_to_its_runner_and_its_result_is_kept(
-    database_url: str,
+    sqlite_url: str,
 ) -> None:
-    async with on_stage(database_url) as stage:
+    async with on_stage(sqlite_url) as stage:
         wanted = {"runnerId": "r1", "repository": "repo", "command": ["true"], "env": {"K": "v"}}
         answer = await stage.api.post("/api/v1/dispatches", json=wanted)
         assert code_of(answer, 409) == "runner_offline"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import anyio.abc
 import httpx
 import pytest
 from scripted_bridge import ScriptedBridge, on_stage, session
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event, select, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
@@ -26,10 +25,11 @@ from forge_core.errors import RefusedError, RetryableError
 from forge_edges.signalr import SignalRConnection, SignalRSettings
 from forge_hub.store.database import open_database
 from forge_hub.store.group_commit import MAX_GROUP, GroupCommit, Work
+from forge_hub.store.tables import events
 
 IN_FLIGHT = 32
 INSERT = text("INSERT INTO notes (note) VALUES (:note)")
-NOTES = text("SELECT note FROM notes ORDER BY rowid")
+NOTES = text("SELECT note FROM notes ORDER BY note")
 
 
 class Gate:
@@ -258,9 +258,9 @@ async def test_what_a_killed_hub_has_acknowledged_is_in_its_database(
                 for first in range(1, IN_FLIGHT + 1):
                     tellers.start_soon(tell, bridge, start, first)
             tasks.cancel_scope.cancel()
-    with closing(sqlite3.connect(tmp_path / "hub.sqlite3")) as database:
-        rows = database.execute("SELECT sequence FROM events").fetchall()
-    assert acknowledged <= {sequence for (sequence,) in rows}
+    async with open_database(database_url) as store:
+        kept = await store.read(lambda c: set(c.execute(select(events.c.sequence)).scalars()))
+    assert acknowledged <= kept
     assert len(acknowledged) >= 500
 
     async with on_stage(database_url) as stage:

@@ -28,11 +28,11 @@ def made_token(path: Path, *options: str) -> str:
 
 
 async def test_tokens_of_the_file_count_at_once_and_only_for_whom_they_are(
-    database_url: str, tmp_path: Path
+    sqlite_url: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "tokens"
     api = made_token(path, "--role", "api", "--name", "alice")
-    async with on_stage(database_url, token_file=path) as stage:
+    async with on_stage(sqlite_url, token_file=path) as stage:
         bound = made_token(path, "--role", "runner", "--name", "r1", "--trust-domain", "td-1")
         headers = {"Authorization": f"Bearer {api}"}
         async with httpx.AsyncClient(base_url=stage.hub.url, headers=headers) as client:
@@ -91,13 +91,13 @@ def test_a_line_that_is_none_is_named(line: str) -> None:
 
 
 async def test_a_token_file_that_others_may_change_is_refused(
-    database_url: str, tmp_path: Path
+    sqlite_url: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "tokens"
     made_token(path, "--role", "api")
     path.chmod(0o620)
     with pytest.raises(RefusedError, match="chmod 600"):
-        async with on_stage(database_url, token_file=path):
+        async with on_stage(sqlite_url, token_file=path):
             pass
 
 
@@ -113,11 +113,11 @@ def test_an_open_hub_stays_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.requirement("B-95")
-def test_serve_answers_and_stops_on_a_signal(database_url: str, tmp_path: Path) -> None:
+def test_serve_answers_and_stops_on_a_signal(sqlite_url: str, tmp_path: Path) -> None:
     environment = {**os.environ, "FORGE_HUB_API_TOKEN": "t", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "forge_hub", "serve", "--port", "0", "--database"]
     with subprocess.Popen(
-        [*command, database_url], env=environment, stderr=subprocess.PIPE, text=True
+        [*command, sqlite_url], env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         try:

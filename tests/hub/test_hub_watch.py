@@ -114,8 +114,8 @@ async def ended(stage: Stage, *last_words: str) -> tuple[str, ScriptedBridge, di
 
 
 @pytest.mark.requirement("B-84", "B-85")
-async def test_watchers_see_what_was_and_what_happens(database_url: str) -> None:
-    async with on_stage(database_url) as stage:
+async def test_watchers_see_what_was_and_what_happens(sqlite_url: str) -> None:
+    async with on_stage(sqlite_url) as stage:
         bridge = await stage.bridge()
         session_id = await stage.dispatch()
         start = await bridge.take_attempt()
@@ -145,9 +145,9 @@ async def test_watchers_see_what_was_and_what_happens(database_url: str) -> None
 @pytest.mark.requirement("B-84", "B-85")
 @pytest.mark.parametrize("order", [*itertools.permutations(LAST_WORDS)], ids=" ".join)
 async def test_the_stream_ends_when_the_last_word_has_come_whichever_it_is(
-    database_url: str, order: tuple[str, ...]
+    sqlite_url: str, order: tuple[str, ...]
 ) -> None:
-    async with on_stage(database_url) as stage:
+    async with on_stage(sqlite_url) as stage:
         session_id, bridge, start = await ended(stage)
         async with Watch(stage, session_id) as watch:
             await watch.next("state")
@@ -164,8 +164,8 @@ async def test_the_stream_ends_when_the_last_word_has_come_whichever_it_is(
 
 
 @pytest.mark.requirement("B-84", "B-85")
-async def test_what_is_told_live_is_what_is_told_later(database_url: str) -> None:
-    async with on_stage(database_url) as stage:
+async def test_what_is_told_live_is_what_is_told_later(sqlite_url: str) -> None:
+    async with on_stage(sqlite_url) as stage:
         bridge = await stage.bridge()
         session_id = await stage.dispatch()
         async with Watch(stage, session_id) as watch:
@@ -230,17 +230,17 @@ async def test_a_crowd_of_events_is_told_once_and_in_order(database_url: str) ->
 
 @pytest.mark.requirement("B-85")
 async def test_a_runner_that_never_says_its_last_word_is_not_waited_for_for_ever(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_stream, "GRACE_S", 0.05)
-    async with on_stage(database_url) as stage:
+    async with on_stage(sqlite_url) as stage:
         session_id, _, _ = await ended(stage, "report")
         told = await all_of(stage, session_id)
         assert (told[-1].kind, told[-1].data["cleanup"]) == ("end", "complete")
 
 
-async def test_what_never_started_ends_at_once(database_url: str) -> None:
-    async with on_stage(database_url) as stage:
+async def test_what_never_started_ends_at_once(sqlite_url: str) -> None:
+    async with on_stage(sqlite_url) as stage:
         session_id = await stage.dispatch()
         async with Watch(stage, session_id) as watch:
             await watch.next("state")
@@ -251,8 +251,8 @@ async def test_what_never_started_ends_at_once(database_url: str) -> None:
 
 
 @pytest.mark.requirement("B-85")
-async def test_while_the_cleanup_is_pending_there_is_no_end(database_url: str) -> None:
-    async with on_stage(database_url) as stage:
+async def test_while_the_cleanup_is_pending_there_is_no_end(sqlite_url: str) -> None:
+    async with on_stage(sqlite_url) as stage:
         session_id, bridge, start = await ended(stage, "teardown.finished")
         async with Watch(stage, session_id) as watch:
             assert (await watch.next("state")).data["cleanup"] == "pending"
@@ -261,8 +261,8 @@ async def test_while_the_cleanup_is_pending_there_is_no_end(database_url: str) -
         assert (await bridge.cleanup_report(start))["accepted"]
 
 
-async def test_a_stop_of_the_hub_ends_watchers_at_once(database_url: str) -> None:
-    async with on_stage(database_url) as stage:
+async def test_a_stop_of_the_hub_ends_watchers_at_once(sqlite_url: str) -> None:
+    async with on_stage(sqlite_url) as stage:
         await stage.bridge()
         session_id = await stage.dispatch()
         async with Watch(stage, session_id) as watch:
@@ -275,9 +275,9 @@ async def test_a_stop_of_the_hub_ends_watchers_at_once(database_url: str) -> Non
             assert answer.headers["Retry-After"] == "5"
 
 
-async def test_a_stopped_hub_leaves_no_task_and_no_thread(database_url: str) -> None:
+async def test_a_stopped_hub_leaves_no_task_and_no_thread(sqlite_url: str) -> None:
     tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
-    async with on_stage(database_url) as stage:
+    async with on_stage(sqlite_url) as stage:
         await stage.bridge()
         async with Watch(stage, await stage.dispatch()) as watch:
             await watch.next("state")
