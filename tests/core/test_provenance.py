@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from forge_core.provenance import (
 
 pytestmark = pytest.mark.requirement("B-30")
 
+ROOT = Path(__file__).parents[2]
 IMAGE_ID = "sha256:" + "1" * 64
 BASE = "registry.example:5000/library/debian:12@sha256:" + "2" * 64
 COMMIT = "3" * 40
@@ -36,7 +38,7 @@ SCAN = Evidence("vulnerabilities.json", b'{"SchemaVersion":2}')
 IMAGE = BuiltImage(
     image_id=IMAGE_ID,
     reference="forge.invalid/image:1",
-    image_key="k" * 64,
+    image_key="5" * 64,
     project_id="p1",
     repository="demo",
     commit=COMMIT,
@@ -45,15 +47,15 @@ IMAGE = BuiltImage(
         "dockerfile": ".forge/Dockerfile",
         "contract": ".forge/forge.sandbox.yml",
         "limits": {"memoryBytes": 1 << 32},
-        "builder": "b1",
+        "dedicatedBuilder": True,
     },
     started_at="2026-11-29T12:00:00.000Z",
     finished_at="2026-11-29T12:01:00.000Z",
 )
 
 
-def statement(image: BuiltImage = IMAGE) -> dict[str, Any]:
-    sealed = signed_provenance(image, PLATFORM, (BILL, SCAN), KEY)
+def statement(image: BuiltImage = IMAGE, platform: BuildPlatform = PLATFORM) -> dict[str, Any]:
+    sealed = signed_provenance(image, platform, (BILL, SCAN), KEY)
     payload = read_envelope(sealed.content).verified_payload(KEY.public_key(), PAYLOAD_TYPE)
     found: dict[str, Any] = json.loads(payload)
     return found
@@ -74,9 +76,9 @@ def test_the_statement_says_what_went_in_and_who_built() -> None:
     }
     assert build["internalParameters"] == {
         "projectId": "p1",
-        "imageKey": "k" * 64,
+        "imageKey": "5" * 64,
         "limits": {"memoryBytes": 1 << 32},
-        "builder": "b1",
+        "dedicatedBuilder": True,
     }
     assert build["resolvedDependencies"] == [
         {"name": "demo", "digest": {"gitCommit": COMMIT}},
@@ -106,6 +108,15 @@ def test_the_statement_says_what_went_in_and_who_built() -> None:
             "mediaType": "application/json",
         },
     ]
+
+
+def test_the_example_of_the_reference_is_such_a_statement() -> None:
+    page = (ROOT / "docs/reference/image-policy.md").read_text("utf-8")
+    example = json.loads(page.partition("```json\n")[2].partition("```")[0])
+    shown = replace(IMAGE, materials=(BASE,))
+    platform = BuildPlatform.of_runner("prod", "runner-1", dedicated=True, version="0.1.0")
+    assert example == statement(shown, platform)
+    assert read_provenance(json.dumps(example).encode()).commit == COMMIT
 
 
 def test_one_build_has_one_statement() -> None:
