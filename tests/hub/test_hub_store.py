@@ -140,9 +140,7 @@ async def test_a_server_that_dropped_its_connections_is_used_again(
         bridge = await stage.bridge()
         await stage.dispatch()
         start = await bridge.take_attempt()
-        postgresql.call(
-            "psql", "--dbname=postgres", f"--command={others} AND datname <> 'postgres'"
-        )
+        postgresql.call("psql", "--dbname=postgres", f"--command={end_all}")
         answer = await bridge.event(start, "e1", "agent.started", sequence=1)
         assert answer["disposition"] == "persisted"
         assert (await stage.api.get("/readyz")).status_code == 200
