@@ -122,21 +122,30 @@ class AttemptRun:
         """Give the capacity back and let the ledger go; it says RELEASED by now."""
         runner, key = self.runner, self.state.key
         runner.admission.free(key)
-        if runner.attempts.pop(key, None) is not None:
+        if runner.attempts.pop(key, None) is not None and self.state.cleanup_id is None:
             runner.ended[self.state.failure or SUCCEEDED] += 1
         runner.notify()
-        if self._owed:
+        if not await self._is_settled():
             runner.tasks.start_soon(self._settle)
-        else:
-            await self._forget()
 
     async def _settle(self) -> None:
-        """Enqueue what is owed, however long it takes; the next start would do the same."""
-        clock = self.runner.clock
-        while self._owed:
+        """Try again, however long it takes; the next start would do the same."""
+        clock, settled = self.runner.clock, False
+        while not settled:
             await clock.sleep_until_ms(clock.now_ms() + OWED_RETRY_MS)
             await self._pay()
-        await self._forget()
+            settled = await self._is_settled()
+
+    async def _is_settled(self) -> bool:
+        """Nothing is owed, and the ledger is gone."""
+        if self._owed:
+            return False
+        try:
+            await self.runner.ledgers.remove(*self.state.key)
+        except DiskUnusable as error:
+            self.log.warning("cannot remove a finished ledger", error=str(error))
+            return False
+        return True
 
     async def _pay(self) -> None:
         while self._owed:
@@ -149,13 +158,6 @@ class AttemptRun:
                 # A bug, and no reason to hold up whatever follows: a teardown, perhaps.
                 self.log.error("cannot send a message at all", error=str(error))
             self._owed.popleft()
-
-    async def _forget(self) -> None:
-        try:
-            await self.runner.ledgers.remove(*self.state.key)
-        except DiskUnusable as error:
-            # Kept: the next start finds a ledger that says RELEASED and removes it then.
-            self.log.warning("cannot remove a finished ledger", error=str(error))
 
     async def _carry_out(self, state: Attempt, ready: Ready) -> None:
         earlier_ms, next_ms = core.next_wake_ms(self.state), core.next_wake_ms(state)

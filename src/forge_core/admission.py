@@ -217,7 +217,8 @@ class Admission:
             return refused(
                 RejectionCode.STALE_FENCE, f"attempt {offer.attempt_id} is at fence {highest}"
             )
-        if self.was_held((offer.attempt_id, offer.fence)):
+        key = (offer.attempt_id, offer.fence)
+        if self.was_held(key) or key in self._reservations:
             return refused(
                 RejectionCode.STALE_FENCE,
                 f"attempt {offer.attempt_id} was accepted under fence {offer.fence} before",

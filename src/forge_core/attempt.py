@@ -7,6 +7,8 @@
        │ expired, cancelled  │ the first reason       ▼
        └──▶ ended            │ to end wins         degraded ──ResourcesRemoved──▶ ended
 
+Resources of a dispatch that no ledger tells of begin one in *ending*.
+
 The result is durable before teardown begins (``cleanup: pending``) and again after it
 (``complete``); its outcome never changes.  Whatever came from outside is refused before
 :func:`step`; an impossible (phase, event) pair here is a bug of ours.
@@ -14,7 +16,7 @@ The result is durable before teardown begins (``cleanup: pending``) and again af
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -47,6 +49,7 @@ from forge_core.attempt_records import (
     Intended,
     event_record,
     moment_record,
+    orphaned_record,
     removal_records,
     reserved_record,
     result_record,
@@ -64,6 +67,7 @@ from forge_core.wire.codes import (
     RemovalOutcome,
     ResourceKind,
     Stage,
+    WarningCode,
 )
 from forge_core.wire.events import EMPTY, PAYLOADS, AgentExited, OutputImported, Warning_
 from forge_core.wire.limits import cut_detail, fitting_payloads
@@ -100,6 +104,7 @@ class Attempt:
     :ivar revision: of the last result; 0: its outcome is still open.
     :ivar reports: how many cleanup reports were made.
     :ivar resisting: what the last report said, when something resisted.
+    :ivar cleanup_id: of a dispatch of which only resources were found; None: it was reserved.
     """
 
     owner: Owner
@@ -120,6 +125,7 @@ class Attempt:
     timings: Mapping[Stage, StageTiming] = field(default_factory=dict)
     reports: int = 0
     resisting: frozenset[Observed] = frozenset()
+    cleanup_id: str | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -135,6 +141,18 @@ def reserve(
     reserved = reserved_record(attempt, resources)
     attempt, ready = _tell(attempt, EventType.OFFER_RESERVED, EMPTY, now)
     return attempt, recorded(reserved).then(ready)
+
+
+def orphaned(
+    owner: Owner, cleanup_id: str, found: Iterable[ResourceCreated]
+) -> tuple[Attempt, Ready]:
+    """Resources were found that no ledger tells of: one begins, before any of them is removed.
+
+    It says nothing of the outcome, which nobody here knows.
+    """
+    records = (orphaned_record(owner, cleanup_id), *map(_fact, found))
+    attempt = Attempt(owner, "", phase=Phase.ENDING, revision=FINAL_REVISION, cleanup_id=cleanup_id)
+    return attempt, recorded(*records)
 
 
 def step(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
@@ -268,7 +286,7 @@ def _count_refusal(attempt: Attempt, refusal: Refusal, now: Now) -> tuple[Attemp
     attempt = replace(attempt, refused_renewals=attempt.refused_renewals + 1)
     if attempt.refused_renewals > 1:
         return attempt, Ready()
-    warning = Warning_(code="lease_renewal_refused", detail=refusal.value)
+    warning = Warning_(code=WarningCode.LEASE_RENEWAL_REFUSED, detail=refusal.value)
     return _tell(attempt, EventType.WARNING, warning, now)
 
 

@@ -7,10 +7,12 @@ can be made again from the ledger (:func:`forge_core.ready.messages_of`).
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from forge_core.labels import Owner
 from forge_core.ready import Message, Record, RecordKind
 from forge_core.resources import ResourceVector
 from forge_core.wire.base import Fence, Id, Name, Timestamp, WireModel
@@ -31,17 +33,43 @@ FINAL_REVISION = 2
 """The revision of a result that says that the cleanup is complete."""
 
 
-class Reserved(WireModel):
-    """``reserved``: whose dispatch it is, and what it holds."""
+class Owned(WireModel):
+    """How a ledger begins: whose dispatch it is."""
 
-    offer_id: Id
     runner_id: Id
     runner_instance_id: Id
     attempt_id: Id
     fence: Fence
     project_id: Id
     trust_domain_id: Id
+
+    @property
+    def owner(self) -> Owner:
+        """As the labels of its resources say it."""
+        return Owner(
+            self.runner_id,
+            self.runner_instance_id,
+            self.attempt_id,
+            self.fence,
+            self.project_id,
+            self.trust_domain_id,
+        )
+
+
+class Reserved(Owned):
+    """``reserved``: what it holds."""
+
+    offer_id: Id
     resources: ResourceVector
+
+
+class Orphaned(Owned):
+    """``orphaned``: only resources of it were found, which the facts after this one name.
+
+    :ivar cleanup_id: random: one dispatch may be found like this more than once.
+    """
+
+    cleanup_id: Id
 
 
 class Moment(WireModel):
@@ -71,19 +99,15 @@ class Removed(WireModel):
 
 
 def reserved_record(attempt: Attempt, resources: ResourceVector) -> Record:
-    """The first line of a ledger."""
-    owner = attempt.owner
-    reserved = Reserved(
-        offer_id=attempt.offer_id,
-        runner_id=owner.runner_id,
-        runner_instance_id=owner.runner_instance_id,
-        attempt_id=owner.attempt_id,
-        fence=owner.fence,
-        project_id=owner.project_id,
-        trust_domain_id=owner.trust_domain_id,
-        resources=resources,
-    )
+    """The first line of the ledger of a dispatch that was reserved here."""
+    reserved = Reserved(**asdict(attempt.owner), offer_id=attempt.offer_id, resources=resources)
     return Record(RecordKind.RESERVED, reserved.to_wire())
+
+
+def orphaned_record(owner: Owner, cleanup_id: str) -> Record:
+    """The first line of the ledger of a dispatch of which only resources are known."""
+    orphaned = Orphaned(**asdict(owner), cleanup_id=cleanup_id)
+    return Record(RecordKind.ORPHANED, orphaned.to_wire())
 
 
 def moment_record(kind: RecordKind, now: Now) -> Record:
@@ -132,8 +156,9 @@ def removal_records(
 ) -> tuple[Record, Record]:
     """What was removed, and the report that tells it, the attempt's ``reports``-th."""
     owner = attempt.owner
+    series = "report" if attempt.cleanup_id is None else f"orphans|{attempt.cleanup_id}"
     report = SubmitCleanupReport(
-        report_id=_digest(f"{_key(attempt)}|report|{attempt.reports}"),
+        report_id=_digest(f"{_key(attempt)}|{series}|{attempt.reports}"),
         attempt_id=owner.attempt_id,
         fence=owner.fence,
         resource_runner_instance_id=owner.runner_instance_id,

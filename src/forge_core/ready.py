@@ -18,6 +18,7 @@ class RecordKind(StrEnum):
     """What one line of a ledger says."""
 
     RESERVED = "reserved"
+    ORPHANED = "orphaned"
     STARTED = "started"
     INTENT = "intent"
     FACT = "fact"

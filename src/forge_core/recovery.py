@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from forge_core.attempt import Attempt, Phase
-from forge_core.attempt_records import Created, Intended, Moment, Removed, Reserved
+from forge_core.attempt import Attempt, Phase, orphaned
+from forge_core.attempt_records import Created, Intended, Moment, Orphaned, Removed, Reserved
 from forge_core.errors import RefusedError
-from forge_core.labels import Owner
 from forge_core.ready import Record, RecordKind
 from forge_core.resources import ResourceVector
 from forge_core.wire.base import Model, parse
@@ -26,21 +25,23 @@ from forge_core.wire.from_bridge import (
     SubmitDispatchResult,
 )
 
+_FIRST: Final = (RecordKind.RESERVED, RecordKind.ORPHANED)
 
-def restore(records: Iterable[Record]) -> tuple[Attempt, ResourceVector]:
-    """The dispatch and the resources that it holds.
 
-    :raises RefusedError: code ``ledger_suspect``: the ledger does not begin with a reservation,
-        or a record is not what its kind must be.
+def restore(records: Iterable[Record]) -> tuple[Attempt, ResourceVector | None]:
+    """The dispatch and the resources that it holds; None: nobody knows what it may use.
+
+    :raises RefusedError: code ``ledger_suspect``: the ledger does not begin as one does, or a
+        record is not what its kind must be.
     """
     lines = tuple(records)
-    if not lines or lines[0].kind is not RecordKind.RESERVED:
+    if not lines or lines[0].kind not in _FIRST:
         raise RefusedError(
             "cannot restore a dispatch: its ledger does not begin with a reservation",
             code="ledger_suspect",
         )
     try:
-        attempt, resources = _reserved(lines[0].data)
+        attempt, resources = _begin(lines[0])
         for record in lines[1:]:
             attempt = _apply(attempt, record)
     except RefusedError as error:
@@ -50,17 +51,12 @@ def restore(records: Iterable[Record]) -> tuple[Attempt, ResourceVector]:
     return attempt, resources
 
 
-def _reserved(data: Mapping[str, Any]) -> tuple[Attempt, ResourceVector]:
-    reserved = _read(Reserved, data, RecordKind.RESERVED)
-    owner = Owner(
-        runner_id=reserved.runner_id,
-        runner_instance_id=reserved.runner_instance_id,
-        attempt_id=reserved.attempt_id,
-        fence=reserved.fence,
-        project_id=reserved.project_id,
-        trust_domain_id=reserved.trust_domain_id,
-    )
-    return Attempt(owner, reserved.offer_id), reserved.resources
+def _begin(first: Record) -> tuple[Attempt, ResourceVector | None]:
+    if first.kind is RecordKind.RESERVED:
+        reserved = _read(Reserved, first.data, first.kind)
+        return Attempt(reserved.owner, reserved.offer_id), reserved.resources
+    found = _read(Orphaned, first.data, first.kind)
+    return orphaned(found.owner, found.cleanup_id, ())[0], None
 
 
 def _apply(attempt: Attempt, record: Record) -> Attempt:
@@ -87,7 +83,7 @@ def _apply(attempt: Attempt, record: Record) -> Attempt:
         case RecordKind.RELEASED:
             _read(Moment, data, kind)
             return replace(attempt, phase=Phase.ENDED)
-        case RecordKind.RESERVED:
+        case RecordKind.RESERVED | RecordKind.ORPHANED:
             raise RefusedError("it begins twice", code="ledger_suspect")
 
 

@@ -88,7 +88,7 @@ class LedgerFile:
         """Begin a ledger; the empty file is durable when this returns.
 
         :raises RefusedError: ``file_exists``.
-        :raises DiskUnusable: there is no ledger, or an empty one.
+        :raises DiskUnusable: there is no ledger; after a crash there may be an empty one.
         """
         descriptor = await on_disk(_create, path)
         return cls(path, descriptor, sequence=0, size_bytes=0, utc=utc)
@@ -273,6 +273,7 @@ def _create(path: Path) -> int:
             sync_directory(path.parent)
         except OSError:
             os.close(descriptor)
+            path.unlink()
             raise
         return descriptor
 

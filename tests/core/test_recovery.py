@@ -50,8 +50,56 @@ def whole_life() -> list[Record]:
 LIFE = whole_life()
 
 
-def test_every_kind_of_record_is_in_the_life_that_is_tried_here() -> None:
-    assert {record.kind for record in LIFE} == set(RecordKind)
+def remains(cleanup_id: str) -> list[Record]:
+    """The ledger of a dispatch of which only a container was found, which resisted at first."""
+    found = ResourceCreated(ResourceKind.CONTAINER, "4f1d", "forge-agent-1", "agent")
+    attempt, ready = core.orphaned(OWNER, cleanup_id, [found])
+    trigger = CleanupTrigger.STARTUP
+    _, all_ready = run(
+        attempt,
+        ResourcesRemoved(trigger, (removed(RemovalOutcome.FAILED, "busy"),)),
+        ResourcesRemoved(trigger, (removed(RemovalOutcome.REMOVED),)),
+    )
+    return stored([*ready.records, *(r for ready in all_ready for r in ready.records)])
+
+
+REMAINS = remains("cleanup-1")
+
+
+def test_every_kind_of_record_is_in_what_is_tried_here() -> None:
+    assert {record.kind for record in (*LIFE, *REMAINS)} == set(RecordKind)
+
+
+@pytest.mark.requirement("B-82", "B-83")
+@pytest.mark.parametrize("count", range(1, len(REMAINS) + 1))
+def test_what_was_found_without_a_ledger_is_removed_and_reported_and_nothing_else(
+    count: int,
+) -> None:
+    attempt, resources = restore(REMAINS[:count])
+    assert (attempt.owner, attempt.cleanup_id, resources) == (OWNER, "cleanup-1", None)
+    released = REMAINS[count - 1].kind is RecordKind.RELEASED
+    if released:
+        assert attempt.phase is Phase.ENDED
+        return
+    gone = removed(RemovalOutcome.ABSENT)
+    attempt, ready = core.step(
+        attempt, ResourcesRemoved(CleanupTrigger.STARTUP, (gone,)), now_at(9)
+    )
+    assert attempt.phase is Phase.ENDED
+    (message,) = ready.messages
+    assert message.method == "SubmitCleanupReport"
+    told, ids = ([m.id for m in messages_of(records)] for records in (REMAINS[:count], REMAINS))
+    # What a crash kept from being recorded comes again under the id that it had.
+    assert message.id not in told
+    assert len(told) == len(ids) or message.id == ids[len(told)]
+
+
+@pytest.mark.requirement("B-83")
+def test_no_two_reports_of_one_dispatch_have_one_id() -> None:
+    reports = [m.id for m in messages_of(LIFE) if m.method == "SubmitCleanupReport"]
+    for number in range(2):
+        reports += [m.id for m in messages_of(remains(f"cleanup-{number}"))]
+    assert len(reports) == len(set(reports)) == 6
 
 
 @pytest.mark.requirement("B-82")
@@ -77,20 +125,30 @@ def test_the_messages_of_a_ledger_are_the_same_when_they_are_made_again() -> Non
     assert [m.id for m in messages_of(LIFE)] == [m.id for m in messages_of(whole_life())]
 
 
-@pytest.mark.parametrize("records", [[], LIFE[1:], [LIFE[0], *LIFE]])
-def test_a_ledger_begins_with_one_reservation(records: list[Record]) -> None:
+@pytest.mark.parametrize(
+    "records",
+    [[], LIFE[1:], [LIFE[0], *LIFE], REMAINS[1:], [LIFE[0], *REMAINS], [REMAINS[0], *LIFE]],
+)
+def test_a_ledger_begins_once(records: list[Record]) -> None:
     with pytest.raises(RefusedError) as refused:
         restore(records)
     assert refused.value.code == "ledger_suspect"
 
 
-PROPERTIES = [(n, name) for n, record in enumerate(LIFE) for name in record.data]
+PROPERTIES = [
+    (ledger, n, name)
+    for ledger in (LIFE, REMAINS)
+    for n, record in enumerate(ledger)
+    for name in record.data
+]
 
 
-@pytest.mark.parametrize(("line", "name"), PROPERTIES)
-def test_a_record_that_lacks_something_is_refused_or_does_without(line: int, name: str) -> None:
-    data = {key: value for key, value in LIFE[line].data.items() if key != name}
-    outcome = restored([*LIFE[:line], Record(LIFE[line].kind, data), *LIFE[line + 1 :]])
+@pytest.mark.parametrize(("ledger", "line", "name"), PROPERTIES)
+def test_a_record_that_lacks_something_is_refused_or_does_without(
+    ledger: list[Record], line: int, name: str
+) -> None:
+    data = {key: value for key, value in ledger[line].data.items() if key != name}
+    outcome = restored([*ledger[:line], Record(ledger[line].kind, data), *ledger[line + 1 :]])
     assert outcome == "ledger_suspect" or name in {
         "exitCode",
         "failureCode",
@@ -108,10 +166,12 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from(PROPERTIES), json_values)
-def test_no_value_in_a_ledger_makes_a_start_fail(place: tuple[int, str], value: Any) -> None:
-    line, name = place
-    bad = Record(LIFE[line].kind, {**LIFE[line].data, name: value})
-    restored([*LIFE[:line], bad, *LIFE[line + 1 :]])
+def test_no_value_in_a_ledger_makes_a_start_fail(
+    place: tuple[list[Record], int, str], value: Any
+) -> None:
+    ledger, line, name = place
+    bad = Record(ledger[line].kind, {**ledger[line].data, name: value})
+    restored([*ledger[:line], bad, *ledger[line + 1 :]])
 
 
 def restored(records: list[Record]) -> str:

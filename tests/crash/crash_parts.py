@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from engines import Engine
 from forge_bridge.status import BridgeStatus, read_status
+from forge_core.labels import Owner
 from rig import RUNNER_TOKEN, TRUST_DOMAIN, Daemon, Rig, wait_for
 
 PROGRAM = Path(__file__).with_name("bridge_at_fault.py")
@@ -198,6 +199,22 @@ class CrashRig(Rig):
             if message["method"] == "SubmitDispatchResult":
                 outcomes[message["payload"]["fence"]] = outcome_of(message["payload"])
         return Evidence(outcomes, frozenset(started), frozenset(created))
+
+    def create_late(self, session_id: str) -> None:
+        """A volume, and a container that was never started, of the session's only dispatch."""
+        (attempt,) = self.get(f"/sessions/{session_id}")["attempts"]
+        instance_id = self.status().runner_instance_id
+        owner = Owner(self.runner_id, instance_id, attempt["attemptId"], 1, "project", TRUST_DOMAIN)
+        container = {"Image": self.engine.tooling_image, "Labels": owner.labels("late")}
+        volume = {"Name": owner.name("late-too"), "Labels": owner.labels("late-too")}
+        for path, body in (
+            (f"/containers/create?name={owner.name('late')}", container),
+            ("/volumes/create", volume),
+        ):
+            status, answer = self.engine.api.call(
+                "POST", path, body=[json.dumps(body).encode()], content_type="application/json"
+            )
+            assert status == 201, answer
 
     def dispatches(self, session_id: str) -> list[dict[str, Any]]:
         """Those of the session's attempt, in the order of their fences."""

@@ -57,6 +57,18 @@ def recovers(rig: CrashRig, arm: Arm) -> str:
     return session_id
 
 
+def finds(rig: CrashRig, arm: Arm) -> str:
+    """What an engine was late to create turns up after all was over; no ledger tells of it."""
+    session_id = rig.dispatch(*AGENT)
+    rig.wait_over(session_id)
+    wait_for("nothing to be owed", lambda: not files(rig, "attempts", "outbox", "cleanup-reports"))
+    rig.bridge.kill()
+    rig.create_late(session_id)
+    arm()
+    rig.launch()
+    return session_id
+
+
 def replays(rig: CrashRig, arm: Arm) -> str:
     """An attempt ended without the hub; its messages wait in the outbox of the next life."""
     session_id = _running(rig)
@@ -74,7 +86,8 @@ def replays(rig: CrashRig, arm: Arm) -> str:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    scenario.__name__: scenario for scenario in (succeeds, is_cancelled, expires, recovers, replays)
+    scenario.__name__: scenario
+    for scenario in (succeeds, is_cancelled, expires, recovers, finds, replays)
 }
 
 OUTCOMES: dict[str, Outcome] = {
@@ -82,6 +95,7 @@ OUTCOMES: dict[str, Outcome] = {
     "is_cancelled": ("cancelled", "cancelled"),
     "expires": ("failed", "start_timeout"),
     "recovers": ("failed", "bridge_stopped"),
+    "finds": ("succeeded", None),
     "replays": ("failed", "supervisor_lost"),
 }
 """How the first dispatch ends where nothing is killed but what the scenario itself kills."""

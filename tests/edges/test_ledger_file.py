@@ -67,6 +67,20 @@ def example_ledger(count: int = 4) -> bytes:
     )
 
 
+async def test_what_cannot_begin_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(ledger_file, "sync_directory", broken)
+    with pytest.raises(DiskUnusable):
+        await begin(tmp_path / "a")
+    monkeypatch.undo()
+    ledger = await begin(tmp_path / "a")
+    await ledger.close()
+
+
 async def test_records_come_back_in_order_with_time_and_kind(tmp_path: Path) -> None:
     path = tmp_path / "a1.1.ledger"
     ledger = await begin(path)

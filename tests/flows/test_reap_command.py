@@ -14,14 +14,17 @@ from bridge_parts import Bridge, memory_bridge
 from memory_engine import CREATED_AT, MemoryEngine
 from scripted_hub import ScriptedHub
 
+from forge_bridge.state_root.ledgers import LedgerStore
 from forge_bridge.state_root.locks import take_locks
-from forge_core.errors import EngineRefused, EngineTimedOut
+from forge_core.errors import DiskUnusable, EngineRefused, EngineTimedOut
 from forge_core.labels import Owner
 from forge_core.ports import EngineResource
 from forge_core.ready import Record, RecordKind
 from forge_core.reap import removals_of_all
 from forge_core.teardown import Removal
 from forge_core.wire.codes import ResourceKind
+from forge_edges.clock import SystemClock
+from forge_edges.ledger_file import LedgerFile
 
 RUNNER = "runner-1"
 OLD = Owner(RUNNER, "an-earlier-instance", "attempt-0", 3, "project", "domain")
@@ -111,7 +114,82 @@ async def test_an_orphan_that_vanishes_by_itself_gives_the_capacity_back(tmp_pat
     async with memory_bridge(tmp_path, engine=engine, runner_id=RUNNER) as bridge:
         assert not bridge.is_idle
         engine.volumes.clear()
-        assert await reap(bridge, "pass") == {"removed": 0, "absent": 0, "failed": 0}
+        engine.faults.clear()
+        assert await reap(bridge, "pass") == {"removed": 0, "absent": 1, "failed": 0}
+        await bridge.until_idle()
+        await bridge.hub.until(lambda: len(reports_of(bridge.hub, OLD.attempt_id)) == 2)
+        told = reports_of(bridge.hub, OLD.attempt_id)
+        assert told == [{"forge-workspace": "failed"}, {"forge-workspace": "absent"}]
+
+
+@pytest.mark.requirement("B-83", "B-86")
+async def test_nothing_is_removed_while_it_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MemoryEngine()
+    engine.volumes[OLD.name("workspace")] = OLD.labels("workspace")
+
+    async def full(*_: object) -> LedgerFile:
+        raise DiskUnusable("cannot create a ledger: no space left on device")
+
+    monkeypatch.setattr(LedgerStore, "create", full)
+    async with memory_bridge(tmp_path, engine=engine, runner_id=RUNNER) as bridge:
+        first = bridge.hub.of("Heartbeat")[0]
+        assert first["usedResources"]["slots"] == first["resourceCapacity"]["slots"] == 2
+        assert await reap(bridge, "in-vain") == {"removed": 0, "absent": 0, "failed": 1}
+        assert len(engine.volumes) == 1
+        monkeypatch.undo()
+        assert (await reap(bridge, "at-last"))["removed"] == 1
+        await bridge.hub.next("SubmitCleanupReport", attemptId=OLD.attempt_id)
+        await bridge.until_idle()
+        assert reports_of(bridge.hub, OLD.attempt_id) == [{"forge-workspace": "removed"}]
+
+
+@pytest.mark.requirement("B-83", "B-86")
+async def test_what_could_not_be_recorded_and_vanishes_gives_the_capacity_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MemoryEngine()
+    engine.volumes[OLD.name("workspace")] = OLD.labels("workspace")
+
+    async def full(*_: object) -> None:
+        raise DiskUnusable("cannot append: no space left on device")
+
+    monkeypatch.setattr(LedgerFile, "append_all", full)
+    async with memory_bridge(tmp_path, engine=engine, runner_id=RUNNER) as bridge:
+        assert not bridge.is_idle
+        assert not list((bridge.state_root / "attempts").iterdir())
+        engine.volumes.clear()
+        assert (await reap(bridge, "pass"))["failed"] == 0
+        await bridge.until_idle()
+
+
+@pytest.mark.requirement("B-83")
+async def test_reports_of_one_dispatch_are_told_apart_though_the_clock_steps_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MemoryEngine()
+    monkeypatch.setattr(SystemClock, "utc", lambda _self: CREATED_AT)
+    async with memory_bridge(tmp_path, engine=engine, runner_id=RUNNER) as bridge:
+        for number in range(1, 4):
+            engine.volumes[OLD.name("workspace")] = OLD.labels("workspace")
+            assert (await reap(bridge, f"pass-{number}"))["removed"] == 1
+            await bridge.hub.next("SubmitCleanupReport", count=number)
+        reports = bridge.hub.of("SubmitCleanupReport")
+        assert len({report["reportId"] for report in reports}) == 3
+
+
+@pytest.mark.requirement("B-04", "B-86")
+async def test_a_dispatch_whose_remains_resist_is_not_taken_on_again(tmp_path: Path) -> None:
+    engine = MemoryEngine()
+    engine.volumes[OLD.name("workspace")] = OLD.labels("workspace")
+    engine.faults["remove_volume"] = RESISTS
+    async with memory_bridge(tmp_path, engine=engine, runner_id=RUNNER) as bridge:
+        again = bridge.offer(OLD.attempt_id, OLD.fence)
+        bridge.hub.send("Offer", again)
+        assert (await bridge.hub.decision(again))["reasonCode"] == "stale_fence"
+        engine.faults.clear()
+        assert (await reap(bridge, "pass"))["removed"] == 1
         await bridge.until_idle()
 
 

@@ -254,7 +254,8 @@ async def test_a_start_ends_a_dispatch_whose_ledger_takes_nothing_more(
     ledger = await root.ledgers.create("attempt-0", 3)
     await ledger.append_all([(record.kind, record.data) for record in records])
     await root.ledgers.close()
-    engine.volumes[owner.name("workspace")] = owner.labels("workspace")
+    if started:
+        engine.volumes[owner.name("workspace")] = owner.labels("workspace")
     refuse(monkeypatch, FULL[0])
     async with memory_bridge(tmp_path, hub, engine, runner_id="runner-1") as bridge:
         result = await hub.over("attempt-0")

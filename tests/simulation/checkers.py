@@ -11,6 +11,7 @@ Each checker has a name, which a violation begins with:
 ``secret``        no secret is written, sent or given to the engine
 ``durable``       a message is on disk before it is sent
 ``delivered``     in the end, every durable message has reached the hub
+``reported``      in the end, the hub knows of everything that was removed
 ``nothing left``  in the end, engine, ledgers and outbox are empty and the capacity is whole
 ``outcome``       a result never changes, and no fault that is simulated is an ``internal_error``
 ``protocol``      what the hub is told is what its models say
@@ -33,7 +34,7 @@ from forge_core.ports import EngineResource
 from forge_core.ready import Record, RecordKind, messages_of
 from forge_core.resources import COMPONENTS, ResourceVector
 from forge_core.sealed import unseal
-from forge_core.wire.codes import ReservationState
+from forge_core.wire.codes import RemovalOutcome, ReservationState
 from forge_supervisor import supervisor as real
 
 from . import bridge
@@ -72,6 +73,7 @@ class Checkers:
         self.agents: list[Pid1] = []
         self.recorded: dict[tuple[str, str], str] = {}
         self._created_s: dict[str, float] = {}
+        self._removed: dict[str, Key] = {}
         self._superseded_ms: dict[Key, int] = {}
         self._unended_ms: dict[Key, int] = {}
         self._ran: set[Key] = set()
@@ -102,6 +104,7 @@ class Checkers:
         ours = resource.labels.get(RUNNER_ID) == bridge.RUNNER_ID
         consistent = ours and is_ours(resource.name, resource.labels)
         self.world.require(consistent, "foreign", f"{resource.name} is removed")
+        self._removed[resource.name] = _key_of(resource)
 
     def agent_started(self, agent: Pid1, init: real.Init) -> None:
         """PID 1 has believed its ``init``."""
@@ -337,6 +340,20 @@ class Checkers:
             there = resource in simulation.engine.resources()
             require(there, "foreign", f"{resource.name} is gone")
         self._check_delivery()
+        self._check_reports()
+
+    def _check_reports(self) -> None:
+        """But for what only a ledger told of that was found to be damaged."""
+        named = {
+            resource["name"]
+            for (method, _), payload in self.simulation.hub.seen.items()
+            if method == "SubmitCleanupReport"
+            for resource in payload["resources"]
+            if resource["outcome"] != RemovalOutcome.FAILED
+        }
+        for name, key in self._removed.items():
+            told = name in named or self._is_suspect(ledger_path(*key))
+            self.world.require(told, "reported", f"{name} was removed and no report says so")
 
     def _check_delivery(self) -> None:
         hub, require = self.simulation.hub, self.world.require
@@ -344,7 +361,7 @@ class Checkers:
             require(
                 (method, identity) in hub.seen
                 or self._was_replaced(method, identity)
-                or path.replace(".ledger", ".suspect") in self.simulation.disk.files,
+                or self._is_lost(path),
                 "delivered",
                 f"{method} {identity} of {path} never arrived",
             )
@@ -354,7 +371,7 @@ class Checkers:
             sequences = sorted(dispatch.events)
             whole = sequences == list(range(1, len(sequences) + 1))
             require(whole, "delivered", f"events of {dispatch.id} have holes: {sequences}")
-            if dispatch.accepted and not self._is_suspect(dispatch.id):
+            if dispatch.accepted and not self._is_lost(ledger_path(*dispatch.id)):
                 final = any(r["cleanup"] == "complete" for r in dispatch.results.values())
                 require(final, "delivered", f"{dispatch.id} was accepted and has no final result")
 
@@ -363,8 +380,11 @@ class Checkers:
         later = identity.removesuffix("r1") + "r2"
         return method == "SubmitDispatchResult" and (method, later) in self.simulation.hub.seen
 
-    def _is_suspect(self, key: Key) -> bool:
-        return ledger_path(*key).replace(".ledger", ".suspect") in self.simulation.disk.files
+    def _is_lost(self, ledger: str) -> bool:
+        return self._is_suspect(ledger) or ledger in self.simulation.disk.forgotten
+
+    def _is_suspect(self, ledger: str) -> bool:
+        return ledger.replace(".ledger", ".suspect") in self.simulation.disk.files
 
     # -- private --------------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ class SimulatedDisk:
     :ivar files: as a process sees them.
     :ivar synced: as they are after a power cut.
     :ivar full_ledgers: they take nothing more but the end of their dispatch.
+    :ivar forgotten: ledgers that were lost.
     :ivar on_written: called between the writing of a record and its sync.
     """
 
@@ -53,6 +54,7 @@ class SimulatedDisk:
         self.files: dict[str, bytes] = {}
         self.synced: dict[str, bytes] = {}
         self.full_ledgers: set[str] = set()
+        self.forgotten: set[str] = set()
         self.usage = DiskUsage(40, 50 * 2**30)
         self.on_written: Callable[[], None] = lambda: None
         self._world = world
@@ -75,6 +77,13 @@ class SimulatedDisk:
             elif self._rng.random() < 0.5 and now is None:
                 del self.synced[path]
         self.files = dict(self.synced)
+
+    def forget_ledgers(self) -> None:
+        """Somebody has removed them all."""
+        for files in (self.files, self.synced):
+            for path in [path for path in files if path.startswith(LEDGERS)]:
+                del files[path]
+                self.forgotten.add(path)
 
     async def replace(self, path: str, data: bytes) -> None:
         """Whole; durable when it returns.
@@ -247,7 +256,11 @@ class SimulatedLedgers:
         path = ledger_path(attempt_id, fence)
         if path in self._disk.files:
             raise RefusedError(f"cannot create {path}: it is there", code="file_exists")
-        await self._disk.replace(path, b"")
+        try:
+            await self._disk.replace(path, b"")
+        except DiskUnusable:
+            self._disk.files.pop(path, None)
+            raise
         return SimulatedLedger(self._disk, path, 0, self._utc)
 
     async def reopen(self, attempt_id: str, fence: int) -> SimulatedLedger:

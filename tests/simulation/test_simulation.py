@@ -65,12 +65,15 @@ def test_a_death_at_any_point_loses_nothing_and_leaves_nothing(power_cut: bool) 
 
 @pytest.mark.requirement("B-24", "B-82", "B-83")
 @pytest.mark.parametrize("power_cut", [False, True], ids=["kill", "power-cut"])
-def test_a_death_at_any_point_of_a_recovery_neither(power_cut: bool) -> None:
+@pytest.mark.parametrize("forgets", [False, True], ids=["with ledger", "without"])
+def test_a_death_at_any_point_of_a_recovery_neither(power_cut: bool, forgets: bool) -> None:
     points = crash_points()
     firsts = [next(p for p in points if p.name == name) for name in FIRST_DEATHS]
     for first in firsts:
-        for second in recovery_points(first):
-            outcome = crash_at([first, second], power_cut=power_cut)
+        seconds = recovery_points(first, forgets=forgets)
+        assert any("orphaned" in second.name for second in seconds) == forgets
+        for second in seconds:
+            outcome = crash_at([first, second], power_cut=power_cut, forgets=forgets)
             assert verdict(outcome) == "", f"deaths at {first} and {second}"
 
 

@@ -86,7 +86,10 @@ async def end_old_dispatches(
             logger.error("a ledger is suspect and was set aside", dispatch=key, why=str(error))
             await ledgers.mark_suspect(*key)
             continue
-        runner.admission.hold_degraded(attempt.key, resources)
+        if resources is None:
+            runner.admission.hold_orphaned(attempt.key, runner.capacity)
+        else:
+            runner.admission.hold_degraded(attempt.key, resources)
         run = AttemptRun(runner, attempt, ledger)
         run.records.extend(records)
         runner.attempts[attempt.key] = run

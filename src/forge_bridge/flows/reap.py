@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +10,19 @@ from typing import Final
 import anyio
 import structlog
 
+from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.flows.teardown import remove_all, tear_down
 from forge_bridge.runner import Runner
 from forge_core.admission import Key
+from forge_core.attempt import orphaned
+from forge_core.attempt_events import ResourceCreated
 from forge_core.errors import DiskUnusable, ForgeError
 from forge_core.labels import ROLE, Owner, runner_filter
 from forge_core.ports import Engine, EngineResource
-from forge_core.ready import Message, Record, RecordKind
+from forge_core.ready import Message
 from forge_core.reap import Claim, claim_of
 from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ReservationState
-from forge_core.wire.from_bridge import SubmitCleanupReport, SubmitReapOutcome
+from forge_core.wire.from_bridge import SubmitReapOutcome
 from forge_core.wire.from_hub import Reap
 from forge_core.wire.shapes import RemovedResource
 
@@ -60,15 +62,16 @@ class PassOutcome:
 class Reaper:
     """Runs passes, one at a time.
 
-    What resists although no ledger says what it may use holds the whole capacity, under the
-    dispatch that its labels name, until a pass observes that it is gone (B-86).
+    What no ledger tells of gets one before it is removed, so that a death in between loses no
+    report.  It holds the whole capacity, since nobody knows what it may use, until it was
+    observed gone (B-86).
     """
 
     def __init__(self, runner: Runner, engine: Engine) -> None:
         self._runner = runner
         self._engine = engine
         self._one_at_a_time = anyio.Lock()
-        self._resisting: dict[Owner, frozenset[tuple[str, RemovalOutcome]]] = {}
+        self._held_without_ledger: set[Owner] = set()
 
     async def run_every_minute(self) -> None:
         """For as long as the bridge runs."""
@@ -115,13 +118,12 @@ class Reaper:
             logger.warning("a pass could not list the runner's resources", error=str(error))
             return PassOutcome(unlisted=str(error))
         orphans = self._orphans(listed)
-        for owner in self._resisting.keys() - orphans.keys():
+        for owner in self._held_without_ledger - orphans.keys():
             self._free(owner)
         reaped: list[Reaped] = []
         for owner, resources in orphans.items():
-            if only is None or only == (owner.attempt_id, owner.fence):
-                removed = await remove_all(self._engine, owner, map(_as_fact, resources))
-                await self._settle(owner, removed, trigger)
+            if only is None or only == _key(owner):
+                removed = await self._remove(owner, resources, trigger)
                 reaped += [Reaped(owner, resource) for resource in removed]
         return PassOutcome(tuple(reaped))
 
@@ -141,72 +143,79 @@ class Reaper:
                     kind=resource.kind,
                     name=resource.name,
                 )
-            if owner is not None and claim in (Claim.ENDED, Claim.OLD_INSTANCE):
-                held = runner.attempts.get((owner.attempt_id, owner.fence))
-                if held is None or held.state.owner != owner:
-                    found[owner].append(resource)
+            if owner is None or claim not in (Claim.ENDED, Claim.OLD_INSTANCE):
+                continue
+            # What a ledger tells of is removed with it; another owner's waits until then.
+            if _key(owner) not in runner.attempts:
+                found[owner].append(resource)
         return found
 
-    async def _settle(
-        self, owner: Owner, removed: tuple[RemovedResource, ...], trigger: CleanupTrigger
-    ) -> None:
-        """Report what is news, and hold the capacity, or give it back."""
-        observed = frozenset((r.id, r.outcome) for r in removed)
-        # A pass that finds the same things resisting has no news: the outbox must not grow with it.
-        if observed != self._resisting.get(owner) and not owner.is_runner:
+    async def _remove(
+        self, owner: Owner, resources: Sequence[EngineResource], trigger: CleanupTrigger
+    ) -> tuple[RemovedResource, ...]:
+        """Remove what was found of one dispatch; nothing without its ledger."""
+        if owner.is_runner:
+            removed = await remove_all(self._engine, owner)
+        else:
             try:
-                await self._runner.outbox.put(self._report(owner, removed, trigger))
-            except DiskUnusable as error:
-                logger.error("cannot store a cleanup report", error=str(error))
+                run = await self._begin_ledger(owner, resources)
+            except ForgeError as error:
+                logger.error("cannot record what is to be removed", error=str(error))
+                removed = tuple(_left_alone(resource, error) for resource in resources)
+            else:
+                self._held_without_ledger.discard(owner)
+                return await tear_down(run, self._engine, trigger)
         if any(r.outcome is RemovalOutcome.FAILED for r in removed):
-            self._resisting[owner] = observed
-            key = (owner.attempt_id, owner.fence)
-            self._runner.admission.hold_orphaned(key, self._runner.capacity)
-            self._runner.notify()
+            self._held_without_ledger.add(owner)
+            self._hold(_key(owner))
         else:
             self._free(owner)
+        return removed
+
+    async def _begin_ledger(self, owner: Owner, resources: Sequence[EngineResource]) -> AttemptRun:
+        runner = self._runner
+        attempt, ready = orphaned(owner, runner.clock.new_id(), map(_as_created, resources))
+        run = AttemptRun(runner, attempt, await runner.ledgers.create(*attempt.key))
+        try:
+            await run.begin(ready)
+        except ForgeError:
+            await runner.ledgers.remove(*attempt.key)
+            raise
+        runner.attempts[attempt.key] = run
+        self._hold(attempt.key)
+        return run
+
+    def _hold(self, key: Key) -> None:
+        self._runner.admission.hold_orphaned(key, self._runner.capacity)
+        self._runner.notify()
 
     def _free(self, owner: Owner) -> None:
-        """Observed gone; a ledger's own reservation of the same dispatch stays."""
-        if self._resisting.pop(owner, None) is None:
+        """Observed gone; what else is of the same dispatch keeps its capacity."""
+        if owner not in self._held_without_ledger:
             return
-        key = (owner.attempt_id, owner.fence)
-        others = any((o.attempt_id, o.fence) == key for o in self._resisting)
-        if key not in self._runner.attempts and not others:
+        self._held_without_ledger.remove(owner)
+        key = _key(owner)
+        if key not in self._runner.attempts and key not in map(_key, self._held_without_ledger):
             self._runner.admission.free(key)
             self._runner.notify()
 
-    def _report(
-        self, owner: Owner, removed: tuple[RemovedResource, ...], trigger: CleanupTrigger
-    ) -> Message:
-        created_at = self._runner.clock.utc()
-        material = f"{owner}|{trigger}|{created_at}|{self._runner.identity.runner_instance_id}"
-        report = SubmitCleanupReport(
-            report_id=hashlib.sha256(material.encode()).hexdigest()[:32],
-            attempt_id=owner.attempt_id,
-            fence=owner.fence,
-            resource_runner_instance_id=owner.runner_instance_id,
-            runner_id=owner.runner_id,
-            runner_instance_id=self._runner.identity.runner_instance_id,
-            part=1,
-            parts=1,
-            created_at=created_at,
-            trigger=trigger,
-            resources=removed,
-        )
-        return Message(report.report_id, "SubmitCleanupReport", report.to_wire())
+
+def _key(owner: Owner) -> Key:
+    return owner.attempt_id, owner.fence
 
 
-def _as_fact(resource: EngineResource) -> Record:
-    """What a ledger would say of it."""
-    return Record(
-        RecordKind.FACT,
-        {
-            "kind": resource.kind,
-            "id": resource.id,
-            "name": resource.name,
-            "role": resource.labels[ROLE],
-        },
+def _as_created(resource: EngineResource) -> ResourceCreated:
+    return ResourceCreated(resource.kind, resource.id, resource.name, resource.labels[ROLE])
+
+
+def _left_alone(resource: EngineResource, why: ForgeError) -> RemovedResource:
+    return RemovedResource(
+        kind=resource.kind,
+        id=resource.id,
+        name=resource.name,
+        role=resource.labels[ROLE],
+        outcome=RemovalOutcome.FAILED,
+        detail=f"its removal could not be recorded: {why}"[:2000],
     )
 
 

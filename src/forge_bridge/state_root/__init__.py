@@ -24,10 +24,11 @@
         <stage>.log                      why a stage failed; masked, 1 MiB
       attestations/<image key>/          bill of materials, scan, signed provenance: a set
 
-Order: the ledger's record is durable before the effect that it announces; a message is durable
-before it is sent; a report is durable before the hub hears of it; the ledger of a dispatch goes
-last, after everything of it was observed gone and its messages are in the outbox.  The
-attestations of an image are durable before its record, and without its record no image is used.
+Order: the ledger's record is durable before the effect that it announces, and what was found
+without a ledger gets one before it is removed; a message is durable before it is sent; a report
+is durable before the hub hears of it; the ledger of a dispatch goes last, after everything of it
+was observed gone and its messages are in the outbox.  The attestations of an image are durable
+before its record, and without its record no image is used.
 
 Files are 0600 and are replaced whole (:mod:`forge_edges.durable_file`).  ``.tmp-*`` files are
 writes that a crash cut short; whoever takes the locks sweeps them away.  Ledgers are bounded by

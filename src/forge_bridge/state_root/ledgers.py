@@ -13,7 +13,7 @@ import structlog
 from forge_bridge.state_root.bounds import Bound, prune
 from forge_core.errors import ForgeError
 from forge_core.ledger import LedgerContents
-from forge_edges.durable_file import disk_errors, on_disk, remove_file, sync_directory
+from forge_edges.durable_file import disk_errors, on_disk, sync_directory
 from forge_edges.ledger_file import LedgerFile, read_ledger
 
 _NAME: Final = re.compile(r"(?P<attempt>[A-Za-z0-9][A-Za-z0-9_-]{0,127})\.(?P<fence>[1-9]\d{0,18})")
@@ -62,10 +62,14 @@ class LedgerStore:
         return await on_disk(self._read_all)
 
     async def remove(self, attempt_id: str, fence: int) -> None:
-        """Close and remove; that it is gone already is success."""
+        """Close and remove; that it is gone already is success.
+
+        When this raises it is still there.  One whose removal could not be synced may come back
+        after a power cut, and says by itself that it has ended.
+        """
         path = self._path(attempt_id, fence)
         await self._close(path)
-        await on_disk(remove_file, path)
+        await on_disk(_remove, path)
 
     async def mark_suspect(self, attempt_id: str, fence: int) -> None:
         """Keep the file for the operator, where no start reads it as a ledger again."""
@@ -121,3 +125,12 @@ class LedgerStore:
             path.replace(path.with_suffix(".suspect"))
             sync_directory(path.parent)
         self.tidy()
+
+
+def _remove(path: Path) -> None:
+    with disk_errors("remove", path):
+        path.unlink(missing_ok=True)
+    try:
+        sync_directory(path.parent)
+    except OSError as error:
+        logger.warning("cannot sync the removal of a ledger", path=str(path), error=str(error))
