@@ -136,11 +136,9 @@ async def test_a_server_that_dropped_its_connections_is_used_again(
     postgresql: PostgreSQL, postgresql_url: str
 ) -> None:
     end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname LIKE 'hub%'"
-    async with on_stage(postgresql_url) as stage:
-        bridge = await stage.bridge()
-        await stage.dispatch()
-        start = await bridge.take_attempt()
-        postgresql.call("psql", "--dbname=postgres", f"--command={end_all}")
-        answer = await bridge.event(start, "e1", "agent.started", sequence=1)
-        assert answer["disposition"] == "persisted"
-        assert (await stage.api.get("/readyz")).status_code == 200
+    backend = text("SELECT pg_backend_pid()")
+    async with open_database(postgresql_url) as store:
+        for ask in (store.write, store.read):
+            first = await ask(lambda c: c.execute(backend).scalar_one())
+            postgresql.call("psql", "--dbname=postgres", f"--command={end_all}")
+            assert await ask(lambda c: c.execute(backend).scalar_one()) != first
