@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 from lib.debian import Packages
-from lib.layout import Layout
+from lib.layout import BedError, Layout
 
-from engines import REPOSITORY, Engine, describe
+from engines import REPOSITORY, BedCommandError, Engine, describe
 
 SYFT = Path(sys.executable).with_name("syft")
 TRIVY = REPOSITORY / "tests/standin_trivy.py"
@@ -32,12 +33,15 @@ _ACCEPT = f"{MANIFEST}, application/vnd.oci.image.index.v1+json"
 
 
 def cosign_path() -> Path:
-    """Debian's Cosign, unpacked into the cache of the test bed."""
+    """Debian's Cosign, unpacked into the cache of the test bed; outside CI a skip without it."""
     layout = Layout.from_environment()
     there = next((layout.cache / "packages").glob(f"cosign-trixie-{'[0-9a-f]' * 12}"), None)
     if there is None:  # else nobody has to wait for who else uses the cache
-        with layout.locked():
-            there = Packages(layout.cache).unpack([("cosign", "trixie")])
+        try:
+            with layout.locked():
+                there = Packages(layout.cache).unpack([("cosign", "trixie")])
+        except BedError as error:
+            _unavailable(f"Cosign: {error}")
     return there / "usr/bin/cosign"
 
 
@@ -122,10 +126,11 @@ class Registry:
 
 @contextmanager
 def own_repository() -> Iterator[Registry]:
-    """A repository in the registry of the bed, which must be up; empty again afterwards."""
-    registry = Registry(
-        describe()["registry"]["address"], f"forge-test/{os.getpid()}-{secrets.token_hex(4)}"
-    )
+    """A repository in the registry of the bed; empty again afterwards; outside CI a skip."""
+    status = describe()["registry"]
+    if not status["up"]:
+        _unavailable("the registry of the test bed is not up")
+    registry = Registry(status["address"], f"forge-test/{os.getpid()}-{secrets.token_hex(4)}")
     try:
         yield registry
     finally:
@@ -259,6 +264,12 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
+
+
+def _unavailable(what: str) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        raise BedCommandError(what)
+    pytest.skip(what)
 
 
 def _signature_tag(reference: str) -> str:
