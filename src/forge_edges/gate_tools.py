@@ -38,7 +38,6 @@ vulnerability database and certificates are, and the way out.  Never a ``FORGE_`
 none of a tool's own, which could turn a gate off; a wrapper script can set those."""
 
 COMPLAINT_CHARACTERS: Final = 300
-_PREFIX: Final = "gate-"
 
 
 class ToolFailed(RefusedError):  # noqa: N818 - says what is the case
@@ -53,7 +52,8 @@ class ToolSetting:
     """What the runs of all gate tools share.
 
     :param environment: of the tools; see :func:`tool_environment`.
-    :param scratch: a directory of ours in which each run has one for itself.
+    :param scratch: a directory of ours in which each run has one for itself; made when it is
+        missing, and emptied by its owner when nothing runs.
     """
 
     environment: Mapping[str, str]
@@ -105,16 +105,10 @@ def complaint(outcome: Outcome) -> str:
     return f"exit code {outcome.exit_code}: {readable}"
 
 
-def sweep(scratch: Path) -> None:
-    """Remove what runs of an earlier life have left; blocks.  None may be going on."""
-    for directory in scratch.glob(f"{_PREFIX}*"):
-        _remove(directory)
-
-
 def _prepare(scratch: Path, files: Mapping[str, bytes]) -> Path:
     try:
         scratch.mkdir(mode=0o700, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=scratch))
+        directory = Path(tempfile.mkdtemp(prefix="gate-", dir=scratch))
     except OSError as error:
         raise ToolFailed(f"cannot make a directory in {scratch}: {error.strerror}") from None
     try:
@@ -127,5 +121,5 @@ def _prepare(scratch: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def _remove(directory: Path) -> None:
-    # What cannot be removed now is swept at the next start.
+    # What cannot be removed now goes with the scratch directory at the next start.
     shutil.rmtree(directory, ignore_errors=True)

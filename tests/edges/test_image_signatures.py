@@ -15,7 +15,7 @@ import pytest
 from engines import TestBed
 from forge_core.errors import RefusedError
 from forge_edges.cosign import CosignVerifier
-from forge_edges.gate_tools import ToolSetting, sweep, tool_environment
+from forge_edges.gate_tools import ToolSetting, tool_environment
 from forge_edges.process import Bounds
 from forge_edges.signing_key import load_verifier_key
 from image_tools import Cosign, Registry, cosign_path, guarded, own_repository
@@ -308,10 +308,3 @@ async def test_what_was_verified_is_remembered_and_what_was_not_is_asked_again(
     for _ in range(3):
         await verifier.verify(REFERENCE)
     assert len(asked.read_text().split()) == 3
-
-
-def test_what_an_earlier_life_left_is_swept(tmp_path: Path) -> None:
-    (tmp_path / "gate-1" / "deep").mkdir(parents=True)
-    (tmp_path / "other").mkdir()
-    sweep(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["other"]
