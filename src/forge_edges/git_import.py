@@ -127,12 +127,12 @@ async def _unpack(
     await anyio.to_thread.run_sync(
         _scan, path, pack_offset, object_format(input_commit), limits, deadline
     )
-    with path.open("rb", buffering=0) as file:
-        file.seek(pack_offset)
+    async with await anyio.open_file(path, "rb", buffering=0) as file:
+        await file.seek(pack_offset)
         indexed = await isolated.git(
             *("index-pack", "--stdin", "--fix-thin", f"--strict={_STRICT}", "--threads=1"),
             f"--max-input-size={limits.bundle_bytes}",
-            input=file,
+            input=file.wrapped,
         )
     if indexed.exit_code != 0:
         raise _refused(_blame(indexed.exit_code, indexed.stderr), indexed.complaint())
@@ -242,7 +242,7 @@ async def _new_bytes(isolated: Repository, files: Iterable[Change]) -> int:
 async def _repack(isolated: Repository, result: str, input_commit: str) -> Path:
     """Step 7; the directory with the finished pack."""
     packs = isolated.path / "accepted"
-    packs.mkdir()
+    await anyio.Path(packs).mkdir()
     await isolated.output(
         *("pack-objects", "--revs", "--delta-base-offset", "-q", str(packs / "pack")),
         input=f"{result}\n^{input_commit}\n".encode(),

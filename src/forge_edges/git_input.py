@@ -88,7 +88,7 @@ async def ensure_commit(
     store = Repository(store_path, bounds)
     if (await store.git("rev-parse", "--verify", "--quiet", _input_ref(commit))).exit_code == 0:
         return
-    git_directory = _common_directory(clone_path)
+    git_directory = await anyio.to_thread.run_sync(_common_directory, clone_path)
     reason = await _take(store, git_directory / "objects", commit)
     if reason is None:
         return
@@ -126,16 +126,16 @@ async def _take(store: Repository, objects: Path, commit: str) -> str | None:
             *(f"^{old}^{{tree}}" for old in known.decode().split()),
         ]
         lender = Repository(arrivals.path, store.bounds, borrowed=objects)
-        with (arrivals.path / "arriving").open("w+b") as pack:
+        async with await anyio.open_file(arrivals.path / "arriving", "w+b") as pack:
             packed = await lender.git(
                 *("pack-objects", "--revs", "--stdout", "--shallow", "--delta-base-offset", "-q"),
                 input="\n".join([*wanted, ""]).encode(),
-                stdout=pack,
+                stdout=pack.wrapped,
             )
             if packed.exit_code != 0:
                 return packed.complaint()
-            pack.seek(0)
-            indexed = await arrivals.git("index-pack", "--stdin", input=pack)
+            await pack.seek(0)
+            indexed = await arrivals.git("index-pack", "--stdin", input=pack.wrapped)
             if indexed.exit_code != 0:
                 return indexed.complaint()
         with disk_errors(arrivals.path):

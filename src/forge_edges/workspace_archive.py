@@ -12,11 +12,12 @@ Memory stays flat: one chunk at a time, and packs go by way of a file.
 from __future__ import annotations
 
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO
 
 import anyio
 import anyio.to_thread
@@ -33,7 +34,7 @@ from forge_core.tree_rules import (
     parse_listing,
     printable,
 )
-from forge_edges.git import Repository, quarantine
+from forge_edges.git import Repository, disk_errors, quarantine
 from forge_edges.process import Bounds, Process
 
 _CHUNK_BYTES = 1 << 18
@@ -114,9 +115,9 @@ async def workspace_archive(
     ) as scratch:
         await _pack(scratch, commit)
         yield owner.header(b"", tarfile.DIRTYPE, mode=0o755)
-        for chunk in _git_directory(scratch.path, commit, owner):
+        async for chunk in _in_workers(_git_directory(scratch.path, commit, owner)):
             yield chunk
-        async for chunk in _tree(store, entries, owner):
+        async for chunk in _tree(store, entries, owner, scratch.path):
             yield chunk
     yield bytes(2 * _BLOCK_BYTES)
 
@@ -143,7 +144,26 @@ async def _pack(scratch: Repository, commit: str) -> None:
     await scratch.output("read-tree", f"--index-output={scratch.path / 'index'}", commit)
 
 
-def _git_directory(scratch: Path, commit: str, owner: _Owner) -> Iterator[bytes]:
+async def _in_workers(pieces: Generator[bytes]) -> AsyncIterator[bytes]:
+    """What a generator that reads files yields, run in worker threads a chunk at a time."""
+
+    def next_chunk() -> bytes:
+        chunk = bytearray()
+        for piece in pieces:
+            chunk += piece
+            if len(chunk) >= _CHUNK_BYTES:
+                break
+        return bytes(chunk)
+
+    try:
+        while chunk := await anyio.to_thread.run_sync(next_chunk):
+            yield chunk
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(pieces.close)
+
+
+def _git_directory(scratch: Path, commit: str, owner: _Owner) -> Generator[bytes]:
     for directory in (
         *(".git", ".git/objects", ".git/objects/info", ".git/objects/pack"),
         *(".git/refs", ".git/refs/heads", ".git/refs/tags"),
@@ -168,17 +188,19 @@ def _git_directory(scratch: Path, commit: str, owner: _Owner) -> Iterator[bytes]
         yield _padding(size)
 
 
-async def _tree(store: Repository, entries: list[TreeEntry], owner: _Owner) -> AsyncIterator[bytes]:
+async def _tree(
+    store: Repository, entries: list[TreeEntry], owner: _Owner, scratch: Path
+) -> AsyncIterator[bytes]:
     pending = bytearray()
     for entry in entries:
         if entry.mode in (MODE_TREE, MODE_GITLINK):
             pending += owner.header(entry.path + b"/", tarfile.DIRTYPE, mode=0o755)
     files = [e for e in entries if e.mode not in (MODE_TREE, MODE_GITLINK, MODE_SYMLINK)]
     links = [e for e in entries if e.mode == MODE_SYMLINK]
-    with TemporaryFile() as wanted:
-        wanted.writelines(f"{entry.object_id}\n".encode() for entry in (*files, *links))
-        wanted.seek(0)
-        blobs = _Blobs(store.start("cat-file", "--batch", "--buffer", stdin=wanted))
+    with disk_errors(scratch):
+        questions = await anyio.to_thread.run_sync(_questions, [*files, *links], scratch)
+    async with anyio.wrap_file(questions):
+        blobs = _Blobs(store.start("cat-file", "--batch", "--buffer", stdin=questions))
         try:
             for entry in files:
                 mode = 0o755 if entry.mode & 0o111 == MODE_EXECUTABLE & 0o111 else 0o644
@@ -198,6 +220,14 @@ async def _tree(store: Repository, entries: list[TreeEntry], owner: _Owner) -> A
             yield bytes(pending)
         finally:
             await blobs.process.close()
+
+
+def _questions(entries: list[TreeEntry], directory: Path) -> IO[bytes]:
+    """A file that asks for the blobs of *entries*, to be read from its beginning."""
+    file = TemporaryFile(dir=directory)  # noqa: SIM115 - the caller closes it
+    file.writelines(f"{entry.object_id}\n".encode() for entry in entries)
+    file.seek(0)
+    return file
 
 
 class _Blobs:

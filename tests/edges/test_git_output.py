@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from forge_core.errors import RefusedError
 from forge_edges import git_import, workspace_archive
+from forge_edges.git_input import ensure_commit
 
 pytestmark = pytest.mark.requirement("B-61")
 
@@ -107,6 +109,40 @@ async def test_the_event_loop_judges_no_tree(
     await taken_tree(project, workspace)
     assert seen == {"parse_changes", "parse_listing", "changes_violation", "input_violation"}
     assert on_the_loop == []
+
+
+TOUCHES = {"open", "os.listdir", "os.scandir", "os.mkdir", "os.remove", "os.rename", "os.rmdir"}
+_touched: list[str] | None = None
+
+
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    if _touched is None or event not in TOUCHES:
+        return
+    is_path = isinstance(arguments[0], str | bytes | Path)  # and no descriptor of a pipe
+    if is_path and threading.current_thread() is threading.main_thread():
+        _touched.append(f"{event} {arguments[0]!r}")
+
+
+sys.addaudithook(_audit)  # cannot be taken back (PEP 578), so it listens only when it is told to
+
+
+async def test_the_event_loop_touches_no_file(tmp_path: Path) -> None:
+    global _touched
+    project = await make_project(tmp_path)
+    workspace = await workspace_of(project, tmp_path)
+    (workspace / "README").write_text("changed")
+    reply, bundle = await project.bundle(workspace)
+    assert reply.result_commit is not None
+    other = tmp_path / "other" / "repositories" / "project.git"
+    _touched = []
+    try:
+        await ensure_commit(project.clone, other, project.commit)
+        await project.archive()
+        await project.take(bundle, reply.result_commit)
+        touched = _touched
+    finally:
+        _touched = None
+    assert touched == []
 
 
 async def test_nothing_changed_is_no_bundle(tmp_path: Path) -> None:
