@@ -15,7 +15,7 @@ import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,6 +51,7 @@ class Registry:
 
     address: str
     repository: str
+    pushed: list[str] = field(default_factory=list)
 
     def push(self) -> str:
         """An image of its own, which can be signed though it holds nothing; by digest."""
@@ -78,6 +79,7 @@ class Registry:
             }
         ).encode()
         self.put_manifest(_digest(manifest), manifest)
+        self.pushed.append(_digest(manifest))
         return f"{self.address}/{self.repository}@{_digest(manifest)}"
 
     def put_manifest(self, name: str, manifest: bytes) -> None:
@@ -90,11 +92,11 @@ class Registry:
         self.put_manifest(_signature_tag(onto), manifest)
 
     def clear(self) -> None:
-        """Remove every manifest that has a tag; the images themselves have none and are tiny."""
+        """Remove every manifest: the images, and the signatures, which have tags."""
         listing = self._call("GET", f"/v2/{self.repository}/tags/list", missing_ok=True)[0]
-        for tag in json.loads(listing).get("tags") or ():
+        for name in [*(json.loads(listing).get("tags") or ()), *self.pushed]:
             # Two tags may name one manifest, which is gone with the first of them.
-            headers = self._call("HEAD", self._manifest(tag), missing_ok=True)[1]
+            headers = self._call("HEAD", self._manifest(name), missing_ok=True)[1]
             if digest := headers.get("Docker-Content-Digest"):
                 self._call("DELETE", self._manifest(digest))
 
