@@ -8,7 +8,8 @@
                          └────────▶ (gone)              └──▶   degraded ── pass succeeds ──▶ (gone)
 
 Deciding and reserving are one step, so two offers that arrive together can never both take
-the last slot.  A reservation holds its whole vector until it is freed; degraded still counts.
+the last slot.  A reservation holds its whole vector until it is freed, but for ``builds``, which
+it needs until its image is there; degraded still counts.
 """
 
 from __future__ import annotations
@@ -185,6 +186,15 @@ class Admission:
     def transition(self, key: Key, state: ReservationState) -> None:
         """Move a reservation on; moving it to the state that it has is a no-op."""
         self._reservations[key] = replace(self._reservations[key], state=state)
+
+    def release_builds(self, key: Key) -> None:
+        """Its image is there: give back what it held to build it.  Idempotent."""
+        reservation = self._reservations.get(key)
+        if reservation is not None and reservation.resources.builds:
+            builds = ResourceVector(builds=reservation.resources.builds)
+            rest = replace(reservation, resources=reservation.resources - builds)
+            self._reservations[key] = rest
+            self.used -= builds
 
     def free(self, key: Key) -> None:
         """Give the resources back: everything of the dispatch was observed gone.  Idempotent."""

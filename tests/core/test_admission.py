@@ -165,6 +165,15 @@ class AdmissionMachine(RuleBasedStateMachine):
                 (k, o, r, state if k == key else s, e) for k, o, r, s, e in self.twin.held
             ]
 
+    @rule(key=keys)
+    def release_builds(self, key: Key) -> None:
+        self.admission.release_builds(key)
+        self.admission.release_builds(key)
+        self.twin.held = [
+            (k, o, replace(r, builds=0) if k == key else r, s, e)
+            for k, o, r, s, e in self.twin.held
+        ]
+
     @rule(key=consumes(keys))
     def free(self, key: Key) -> None:
         self.admission.free(key)
@@ -377,6 +386,22 @@ def test_what_an_offer_leaves_open_is_never_nothing() -> None:
     admission = Admission()
     admission.decide(offered(resources=ResourceVector()), FACTS, 0)
     assert admission.used == DEFAULT_REQUEST
+
+
+@pytest.mark.requirement("B-22")
+def test_what_an_image_took_to_build_is_free_once_it_is_there() -> None:
+    admission = Admission()
+    building = ResourceVector(slots=1, builds=1)
+    assert admission.decide(offered(resources=building), FACTS, 0).accepted
+    second = offered("o-2", "a-2", resources=building)
+    assert admission.decide(second, FACTS, 0).code is RejectionCode.CAPACITY_BUILDS
+    admission.release_builds(("a-1", 1))
+    assert admission.used == replace(DEFAULT_REQUEST, builds=0)
+    third = offered("o-3", "a-3", resources=building)
+    assert admission.decide(third, FACTS, 0).accepted
+    admission.free(("a-1", 1))
+    admission.free(("a-3", 1))
+    assert admission.used == ResourceVector()
 
 
 @pytest.mark.requirement("B-10")
