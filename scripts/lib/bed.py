@@ -43,7 +43,8 @@ SUITE_PACKAGE = {  # what docker.io needs besides, where a newer machine may lac
     "bookworm": "libdevmapper1.02.1",
     "trixie": "docker-cli",
 }
-PARTS = (REGISTRY, *ENGINES)
+BUILDKIT = "buildkit"
+PARTS = (REGISTRY, BUILDKIT, *ENGINES)
 DEFAULT_PARTS = (REGISTRY, "d26", "r26", "d20")
 IMAGES = ("busybox", "tooling")
 
@@ -69,12 +70,16 @@ class Bed:
     def up(self, parts: Iterable[str]) -> dict[str, str]:
         """Bring ``parts`` up, and the registry with them; what is up stays as it is.
 
+        The part ``buildkit`` is no process but one more image, for the registry and the engines.
+
         :returns: why a part could not start, by part; empty when all are up.
         """
-        wanted = [part for part in PARTS if part == REGISTRY or part in set(parts)]
+        names = set(parts)
+        wanted = [part for part in PARTS if part == REGISTRY or part in names - {BUILDKIT}]
+        images = (*IMAGES, *(names & {BUILDKIT}))
         with self.layout.locked():
             has_cli = self._docker_cli.executable.exists()
-            if has_cli and all(self._is_complete(part) for part in wanted):
+            if has_cli and all(self._is_complete(part, images) for part in wanted):
                 return {}
             if os.geteuid() != 0:
                 raise BedError("cannot start the test bed: it needs root (private Docker daemons)")
@@ -84,11 +89,11 @@ class Bed:
             self._docker_cli.make(self._packages)
             self._start_registry(REGISTRY)
             with concurrent.futures.ThreadPoolExecutor() as pool:
-                images = pool.submit(self._push_images)
+                pushing = pool.submit(self._push_images, images)
                 starting = {
                     part: pool.submit(self._start_engine, part, prefixes[part]) for part in engines
                 }
-                references = images.result()
+                references = pushing.result()
                 filling = {
                     part: pool.submit(self._fill, part, started, references)
                     for part, started in starting.items()
@@ -201,23 +206,22 @@ class Bed:
     def _stop(self, part: str) -> None:
         if (process := processes.recorded(self._registry_record(part))) is not None:
             process.end(REGISTRY_GRACE_S)
-        if part == REGISTRY:
+        if part in {REGISTRY, BUILDKIT}:
             remove_tree(self.layout.run / part)
             return
         self._engine(part).stop()
         if _netns(self.layout.name(part)).exists():
             run(["ip", "netns", "delete", self.layout.name(part)])
 
-    def _is_complete(self, part: str) -> bool:
-        if not self._registry_runs(part):
+    def _is_complete(self, part: str, images: Sequence[str]) -> bool:
+        references = self._references()
+        if not self._registry_runs(part) or not set(images) <= set(references):
             return False
         if part == REGISTRY:
             return True
-        engine, images = self._engine(part), self._references()
-        return (
-            engine.is_up()
-            and set(images) == set(IMAGES)
-            and all(engine.api.has_image(image["reference"]) for image in images.values())
+        engine = self._engine(part)
+        return engine.is_up() and all(
+            engine.api.has_image(references[image]["reference"]) for image in images
         )
 
     def _engine_status(self, part: str) -> dict[str, Any]:
@@ -262,14 +266,14 @@ class Bed:
             prepare=enter,
         )
 
-    def _push_images(self) -> dict[str, dict[str, str]]:
+    def _push_images(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         pusher = registry.Pusher(self.layout.registry_port)
         references = {}
-        for name in IMAGES:
+        for name in names:
             image = pack(name, self._packages, self.layout.cache)
             references[name] = {"reference": pusher.push(image), "image_id": image.image_id}
         partial = self._references_file.with_suffix(".partial")
-        partial.write_text(json.dumps(references))
+        partial.write_text(json.dumps({**self._references(), **references}))
         partial.replace(self._references_file)
         return references
 

@@ -20,6 +20,7 @@ from lib.layout import BedError, say
 
 SUITES = ("bookworm", "trixie", "forky", "sid")  # oldest first
 APT_TIMEOUT_S = 600
+SHOWN = 12  # packages named in one line of progress
 LIBRARY_FOLDERS = ("lib", "usr/lib")
 CONTROL_FOLDER = ".control"  # in an unpacked prefix: each package's control fields and file list
 
@@ -116,7 +117,9 @@ class Packages:
         prefix = self._unpacked / f"{wanted[0][0]}-{wanted[0][1]}-{key}"
         if prefix.is_dir():
             return prefix
-        say(f"Unpacking {', '.join('/'.join(pair) for pair in wanted)}")
+        names = ["/".join(pair) for pair in wanted]
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        say(f"Unpacking {', '.join(names[:SHOWN])}{more}")
         partial = prefix.with_name(prefix.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         archives = partial / "archives"
@@ -141,6 +144,24 @@ class Packages:
         known.unlink(missing_ok=True)
         known.symlink_to(prefix.name)
         return prefix
+
+    def unpack_sources(self, packages: Sequence[str], suite: str) -> Path:
+        """Unpack Go packages of a suite with all Go packages that they depend on.
+
+        :returns: the folder, which mirrors ``/``.
+        """
+        self._update()
+        plan = run(
+            [
+                *self._apt_get(),
+                # As if nothing were installed: the answer is the same on every machine.
+                *("-o", "Dir::State::status=/dev/null", "-o", f"APT::Default-Release={suite}"),
+                *("install", "--simulate", "--no-install-recommends", *packages),
+            ]
+        )
+        added = {line.split()[1] for line in plan.splitlines() if line.startswith("Inst golang-")}
+        first = packages[0]
+        return self.unpack([(name, suite) for name in (first, *sorted(added - {first}))])
 
     def _missing(self, packages: Sequence[str], suite: str) -> list[str]:
         self._update()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from lib import buildkit_binaries
 from lib.debian import Packages, installed, run
 from lib.layout import say
 from lib.package_files import closure, database, files
@@ -57,10 +58,12 @@ class Recipe:
     """What goes into an image.
 
     :param packages: with all that they depend on, but for :data:`UNWANTED`.
+    :param compiled: programs (path to source) that no package has.
     :param links: more symbolic links (path to target), given the files (path to source).
     """
 
     packages: tuple[str, ...]
+    compiled: Callable[[Packages, Path], Mapping[str, Path]] = lambda packages, cache: {}
     links: Callable[[Mapping[str, Path]], Mapping[str, str]] = lambda paths: {}
     user: str = "1000:1000"
     command: tuple[str, ...] = ("/bin/sh",)
@@ -79,6 +82,13 @@ RECIPES: Mapping[str, Recipe] = {
             *("mawk", "python3", "sed", "tar"),
         ),
         links=lambda paths: {"/usr/bin/awk": "mawk"},
+    ),
+    "buildkit": Recipe(
+        ("busybox-static", "ca-certificates", "runc"),
+        compiled=buildkit_binaries.programs,
+        links=_busybox_applets,
+        user="0:0",
+        command=("buildkitd",),
     ),
 }
 
@@ -135,12 +145,14 @@ def pack(name: str, packages: Packages, cache: Path) -> Image:
     if missing:
         sources.insert(0, packages.unpack_missing(sorted(missing)))
     chosen = closure(recipe.packages, database(sources))
+    compiled = recipe.compiled(packages, cache)
     versions = [(package.name, package.version) for package in chosen]
-    key = hashlib.sha256(repr((FORMAT, versions)).encode()).hexdigest()
+    parts = (FORMAT, versions, *sorted(source.parent.name for source in compiled.values()))
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()
     folder = cache / "images" / f"{name}-{key[:12]}"
     if not folder.is_dir():
         say(f"Packing image forge/{name} from {len(chosen)} packages")
-        _write(recipe, files(chosen), folder)
+        _write(recipe, {**files(chosen), **compiled}, folder)
     config = (folder / "config.json").read_bytes()
     manifest = (folder / "manifest.json").read_bytes()
     layer_digest = json.loads(manifest)["layers"][0]["digest"]

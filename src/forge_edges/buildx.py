@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import anyio
+import structlog
 
 from forge_core.errors import ForgeError, RefusedError
 from forge_core.image_ports import BuilderFacts, BuildLimits, BuildRequest
@@ -39,6 +40,8 @@ PRUNE_MS: Final = 10 * 60_000
 _PROBE_MS: Final = 60_000
 _FORBIDDEN: Final = "http://127.0.0.1:9/"
 """What a builder must refuse; the port is that of discard (RFC 863), where nothing answers."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class BuildxBuilder:
         self._guard = guard
         self._one_at_a_time = anyio.Lock()
         self._numbers = itertools.count(1)
+        self._builds = 0
         self._keeps_policies: dict[str, bool] = {}
 
     @classmethod
@@ -173,7 +177,7 @@ class BuildxBuilder:
             sources = await self._sources(request, folder)
             output = Output(on_output)
             with first_failure():
-                async with anyio.create_task_group() as group:
+                async with self._ended_for_certain(), anyio.create_task_group() as group:
                     if self._guard is not None:
                         group.start_soon(self._guard.watch, what)
                     exit_code = await self._run(request, sources, context, folder, output)
@@ -261,6 +265,35 @@ class BuildxBuilder:
                 "and was ended",
                 code=FAILED,
             ) from None
+
+    @asynccontextmanager
+    async def _ended_for_certain(self) -> AsyncIterator[None]:
+        """See that nothing of a build goes on whose client was ended.
+
+        BuildKit ends such a step by itself, but not when the step has taken every process that
+        BuildKit's container may have.  Then the container goes, which a build of its own does
+        not mind, and one beside it could not go on either.
+        """
+        self._builds += 1
+        try:
+            yield
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._drop_container()
+            raise
+        finally:
+            self._builds -= 1
+
+    async def _drop_container(self) -> None:
+        if self._container is None:
+            return
+        async with self._one_at_a_time:
+            try:
+                if self._builds == 1 or not await self._container.answers():
+                    await self._container.remove()
+            except ForgeError as error:
+                # What ended the build is the news; the next build removes it before anything else.
+                log.warning("cannot remove the builder of an ended build", error=str(error))
 
     async def _sources(self, request: BuildRequest, folder: Path) -> Sources:
         if self._container is None:

@@ -21,11 +21,12 @@ from forge_core.labels import BUILDER, Owner, build_cache
 from forge_core.ports import Engine
 from forge_core.sandbox_spec import CPU_PERIOD_US, NO_CORE_BYTES, require_pinned
 from forge_edges.buildx_cli import UNUSABLE, DockerCli
+from forge_edges.process import Outcome
 
 ROLE: Final = BUILDER
 CACHE: Final = "/var/lib/buildkit"
 START_MS: Final = 30_000
-STOP_MS: Final = 30_000
+ANSWER_MS: Final = 10_000
 _MIB: Final = 2**20
 _TMPFS: Final = {"/run": f"exec,mode=0755,size={64 * _MIB}", "/tmp": f"exec,size={256 * _MIB}"}  # noqa: S108
 _LIMITS_FILE: Final = "/proc/1/limits"
@@ -101,6 +102,7 @@ class BuilderContainer:
 
     async def remove(self) -> None:
         """Remove the container, and all that runs in it; its cache stays."""
+        self._running = None
         try:
             await self._engine.remove_container(self.name)
         except EngineNotFound:
@@ -134,11 +136,22 @@ class BuilderContainer:
         started_at = str((inspected.get("State") or {}).get("StartedAt"))
         return Running(container, started_at, str(image["Id"]), shortcomings)
 
+    async def answers(self) -> bool:
+        """Whether BuildKit does."""
+        try:
+            return (await self._ask()).exit_code == 0
+        except EngineTimedOut:
+            return False
+
+    async def _ask(self) -> Outcome:
+        question = ("exec", self.name, "buildctl", "debug", "workers")
+        return await self._cli.run(question, timeout_ms=ANSWER_MS)
+
     async def _await_answer(self) -> None:
         """Each question takes the client a moment, so that asking again is no busy loop."""
         with anyio.move_on_after(START_MS / 1000):
             while True:
-                asked = await self._cli.run(("exec", self.name, "buildctl", "debug", "workers"))
+                asked = await self._ask()
                 if asked.exit_code == 0:
                     return
                 if not (await self._state()).get("Running"):
@@ -167,7 +180,8 @@ def builder_request(
         # Steps share the container's network, which is none: there is nobody to be kept from.
         "Entrypoint": ["buildkitd", "--oci-worker-net", "host"],
         "Cmd": [],
-        "Env": [],
+        # Its own processes leave the root of its cgroup, where version 2 lets steps be below it.
+        "Env": ["BUILDKIT_SETUP_CGROUPV2_ROOT=1"],
         "Labels": owner.labels(ROLE),
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
