@@ -30,7 +30,7 @@ from forge_core.ready import ENDING, Action, Message, Ready, Record
 from forge_core.redaction import Masker
 from forge_core.wire.base import WireModel
 from forge_core.wire.codes import EventType, FailureCode, ReservationState
-from forge_core.wire.from_hub import LeaseUpdate
+from forge_core.wire.from_hub import LeaseUpdate, Offer
 
 logger = structlog.get_logger(__name__)
 
@@ -41,11 +41,17 @@ SUCCEEDED: Final = "succeeded"
 
 
 class AttemptRun:
-    """The state of one dispatch, its ledger, and the scope in which its stages run."""
+    """The state of one dispatch, its ledger, and the scope in which its stages run.
 
-    def __init__(self, runner: Runner, attempt: Attempt, ledger: Ledger) -> None:
+    :param offer: what was agreed on; None: not in this life of the bridge.
+    """
+
+    def __init__(
+        self, runner: Runner, attempt: Attempt, ledger: Ledger, offer: Offer | None = None
+    ) -> None:
         self.runner = runner
         self.state = attempt
+        self.offer = offer
         self.masker = Masker(())
         self.stages = anyio.CancelScope()
         self.forward_renewal: HandOnRenewal | None = None

@@ -14,7 +14,10 @@ from forge_core.wire.codes import (
     Runtime,
     ServiceName,
 )
-from forge_core.wire.from_hub import Offer
+from forge_core.wire.from_hub import Offer, Start
+
+REPEATED: Final = tuple(name for name in Start.model_fields if name in Offer.model_fields)
+"""What a start says again."""
 
 NO_HOST_EXECUTION: Final = "the operator has not set FORGE_ALLOW_HOST_EXECUTION=true on this runner"
 
@@ -104,3 +107,22 @@ def _refuse_disk(facts: RunnerFacts) -> Verdict | None:
 def refused(code: RejectionCode, detail: str | None = None) -> Verdict:
     """No, because."""
     return Verdict(code=code, detail=detail)
+
+
+def departure(offer: Offer, start: Start) -> str | None:
+    """What a start says otherwise than its offer; None: nothing.
+
+    Only the offer was judged, so nothing else may be started under it.
+    """
+    for name in REPEATED:
+        if getattr(start, name) != getattr(offer, name):
+            return f"{Start.model_fields[name].alias} is not that of the offer"
+    agreed, policy, mode = offer.requirements, start.network.policy, start.publication.mode
+    if policy is not agreed.network_policy:
+        return f"network policy {policy} is not {agreed.network_policy}, as offered"
+    if mode is not agreed.publication_mode:
+        return f"publication mode {mode} is not {agreed.publication_mode}, as offered"
+    if set(start.services) != set(agreed.services):
+        names = ", ".join(service.name for service in start.services) or "none"
+        return f"services ({names}) are not those of the offer"
+    return None

@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bridge_parts import KEY, Bridge, memory_bridge, prepared, settings_for, wait_for
+from bridge_parts import (
+    KEY,
+    REPOSITORY,
+    Bridge,
+    memory_bridge,
+    prepared,
+    settings_for,
+    wait_for,
+)
 from memory_engine import MemoryEngine
 from scripted_hub import ScriptedHub, renewal
 
+from forge_bridge.repositories import remove_repository
 from forge_bridge.state_root import StateRoot
 from forge_core import attempt as core
 from forge_core.attempt import Now
@@ -131,6 +140,9 @@ async def test_a_malformed_start_ends_its_reservation_by_name(tmp_path: Path) ->
     [
         ({"trustDomainId": "another"}, "trustDomainId"),
         ({"projectId": "another"}, "projectId"),
+        ({"sessionId": "another"}, "sessionId"),
+        ({"repository": "another"}, "repository"),
+        ({"approvedCommit": "a" * 40}, "approvedCommit"),
         ({"network": {"policy": "open_public", "domains": []}}, "open_public"),
         ({"services": [{"name": "redis"}]}, "redis"),
         ({"publication": {"mode": "bridge_push", "handle": "h"}}, "bridge_push"),
@@ -148,9 +160,13 @@ async def test_a_start_that_departs_from_its_offer_runs_nothing(
 
 
 @pytest.mark.requirement("B-04", "B-40")
-async def test_a_repository_that_is_not_registered_fails_by_name(tmp_path: Path) -> None:
+async def test_a_repository_that_is_not_registered_any_more_fails_by_name(tmp_path: Path) -> None:
     async with memory_bridge(tmp_path) as bridge:
-        result = await refused_start(bridge, repository="../sample")
+        offer = await bridge.accept()
+        remove_repository(bridge.state_root, REPOSITORY)
+        await bridge.runner.repositories.refresh()
+        bridge.hub.send("Start", bridge.start(offer))
+        result = await bridge.hub.over(offer["attemptId"])
         assert result["failureCode"] == "workspace_invalid"
 
 

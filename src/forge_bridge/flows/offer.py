@@ -170,7 +170,7 @@ async def _open_ledger(runner: Runner, offer: Offer, verdict: Verdict) -> Verdic
     attempt, ready = core.reserve(owner, offer.offer_id, resources, runner.now())
     try:
         ledger = await runner.ledgers.create(*key)
-        run = AttemptRun(runner, attempt, ledger)
+        run = AttemptRun(runner, attempt, ledger, offer)
         runner.attempts[key] = run
         await run.begin(ready)
     except ForgeError as error:

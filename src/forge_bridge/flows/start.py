@@ -23,6 +23,7 @@ from forge_core.admission import Key
 from forge_core.attempt import Phase
 from forge_core.attempt_events import StageEntered, StagesEnded, Started
 from forge_core.errors import DiskUnusable, ForgeError
+from forge_core.offer_rules import departure
 from forge_core.ready import Message
 from forge_core.wire.codes import (
     CleanupState,
@@ -58,7 +59,8 @@ async def handle_start(runner: Runner, start: Start, received_ms: int) -> None:
     if run.state.offer_id != start.offer_id:
         run.log.warning("a start that names another offer", offer_id=start.offer_id)
         return
-    difference = _departs_from_offer(runner, run, start)
+    assert run.offer is not None, key
+    difference = departure(run.offer, start)
     if difference is not None:
         await run.end(FailureCode.INTERNAL_ERROR, f"cannot start: {difference}")
         return
@@ -78,21 +80,6 @@ async def refuse_start(runner: Runner, key: Key, detail: str) -> None:
     run = runner.attempts.get(key)
     if run is not None and run.state.phase is Phase.RESERVED:
         await run.end(FailureCode.INTERNAL_ERROR, detail)
-
-
-def _departs_from_offer(runner: Runner, run: AttemptRun, start: Start) -> str | None:
-    """What was not agreed on: the offer was judged, so nothing else may be started under it."""
-    owner, can = run.state.owner, runner.capabilities
-    if start.trust_domain_id != owner.trust_domain_id:
-        return "trustDomainId is not that of the offer"
-    if start.project_id != owner.project_id:
-        return "projectId is not that of the offer"
-    if start.network.policy not in can.network_policies:
-        return f"network policy {start.network.policy} was refused to the offer"
-    if start.publication.mode not in can.publication_modes:
-        return f"publication mode {start.publication.mode} was refused to the offer"
-    absent = [service.name for service in start.services if service.name not in can.services]
-    return f"services {', '.join(absent)} were refused to the offer" if absent else None
 
 
 async def _begin(runner: Runner, run: AttemptRun, start: Start, received_ms: int) -> None:
