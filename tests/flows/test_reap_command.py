@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 from bridge_parts import Bridge, memory_bridge
 from memory_engine import CREATED_AT, MemoryEngine
 from scripted_hub import ScriptedHub
 
+from forge_bridge.flows.reap import DISPATCHES_AT_ONCE
 from forge_bridge.state_root.ledgers import LedgerStore
 from forge_bridge.state_root.locks import take_locks
 from forge_core.errors import DiskUnusable, EngineRefused, EngineTimedOut
@@ -120,6 +123,58 @@ async def test_an_orphan_that_vanishes_by_itself_gives_the_capacity_back(tmp_pat
         await bridge.hub.until(lambda: len(reports_of(bridge.hub, OLD.attempt_id)) == 2)
         told = reports_of(bridge.hub, OLD.attempt_id)
         assert told == [{"forge-workspace": "failed"}, {"forge-workspace": "absent"}]
+
+
+class CrowdedEngine(MemoryEngine):
+    """Removes a volume once as many as can be are asked for, and notes how many that were."""
+
+    def __init__(self, expected: int) -> None:
+        super().__init__()
+        self.expected = expected
+        self.most_removals = self.removals = 0
+        self.crowd = anyio.Event()
+
+    async def remove_volume(self, name: str) -> None:
+        self.removals += 1
+        self.most_removals = max(self.most_removals, self.removals)
+        if self.removals == self.expected:
+            self.crowd.set()
+        await self.crowd.wait()
+        await anyio.wait_all_tasks_blocked()
+        await super().remove_volume(name)
+        self.removals -= 1
+
+
+@pytest.mark.requirement("B-80", "B-83")
+async def test_a_pass_removes_what_is_of_several_dispatches_at_a_time(tmp_path: Path) -> None:
+    engine = CrowdedEngine(DISPATCHES_AT_ONCE)
+    owners = [replace(OLD, attempt_id=f"attempt-{n}") for n in range(3 * DISPATCHES_AT_ONCE)]
+    for owner in owners:
+        engine.volumes[owner.name("workspace")] = owner.labels("workspace")
+    async with memory_bridge(tmp_path, engine=engine, runner_id=RUNNER) as bridge:
+        assert engine.most_removals == DISPATCHES_AT_ONCE
+        assert bridge.hub.of("Heartbeat")[0]["degradedReservationCount"] == 0
+        for owner in owners:
+            await bridge.hub.next("SubmitCleanupReport", attemptId=owner.attempt_id)
+            told = reports_of(bridge.hub, owner.attempt_id)
+            assert told == [{"forge-workspace": "removed"}]
+        await bridge.until_idle()
+    assert engine.is_empty
+
+
+@pytest.mark.requirement("B-80", "B-83")
+async def test_one_pass_removes_what_two_instances_left_of_one_dispatch(tmp_path: Path) -> None:
+    engine = MemoryEngine()
+    owners = [replace(OLD, runner_instance_id=f"instance-{n}") for n in range(2)]
+    for owner in owners:
+        engine.volumes[owner.name("workspace")] = owner.labels("workspace")
+    async with memory_bridge(tmp_path, engine=engine, runner_id=RUNNER) as bridge:
+        await bridge.hub.until(lambda: len(reports_of(bridge.hub, OLD.attempt_id)) == 2)
+        reports = bridge.hub.of("SubmitCleanupReport", attemptId=OLD.attempt_id)
+        told = {r["resourceRunnerInstanceId"]: r["resources"][0]["outcome"] for r in reports}
+        assert told == {owner.runner_instance_id: "removed" for owner in owners}
+        await bridge.until_idle()
+    assert engine.is_empty
 
 
 @pytest.mark.requirement("B-83", "B-86")

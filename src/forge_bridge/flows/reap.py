@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import anyio
@@ -12,6 +13,7 @@ import structlog
 
 from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.flows.teardown import remove_all, tear_down
+from forge_bridge.groups import for_each
 from forge_bridge.runner import Runner
 from forge_core.admission import Key
 from forge_core.attempt import orphaned
@@ -29,6 +31,8 @@ from forge_core.wire.shapes import RemovedResource
 logger = structlog.get_logger(__name__)
 
 PASS_INTERVAL_MS: Final = 60_000
+DISPATCHES_AT_ONCE: Final = 8
+"""Of each, one thing is removed after the other; an engine does little more at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +102,16 @@ class Reaper:
     async def _finish_degraded(
         self, trigger: CleanupTrigger, only: Key | None
     ) -> tuple[Reaped, ...]:
-        reaped: list[Reaped] = []
+        async def finish(run: AttemptRun) -> list[Reaped]:
+            removed = await tear_down(run, self._engine, trigger)
+            return [Reaped(run.state.owner, resource) for resource in removed]
+
         reservations = self._runner.admission.reservations.values()
         degraded = [r.key for r in reservations if r.state is ReservationState.DEGRADED]
-        runs = [run for key in degraded if (run := self._runner.attempts.get(key)) is not None]
-        for run in runs:
-            if only is None or only == run.state.key:
-                removed = await tear_down(run, self._engine, trigger)
-                reaped += [Reaped(run.state.owner, resource) for resource in removed]
-        return tuple(reaped)
+        chosen = [key for key in degraded if only is None or only == key]
+        runs = [run for key in chosen if (run := self._runner.attempts.get(key)) is not None]
+        finished = await for_each(finish, runs, at_once=DISPATCHES_AT_ONCE)
+        return tuple(chain.from_iterable(finished))
 
     async def _remove_orphans(self, trigger: CleanupTrigger, only: Key | None) -> PassOutcome:
         try:
@@ -120,12 +125,21 @@ class Reaper:
         orphans = self._orphans(listed)
         for owner in self._held_without_ledger - orphans.keys():
             self._free(owner)
-        reaped: list[Reaped] = []
-        for owner, resources in orphans.items():
+
+        async def remove(owners: Sequence[Owner]) -> list[Reaped]:
+            return [
+                Reaped(owner, resource)
+                for owner in owners
+                for resource in await self._remove(owner, orphans[owner], trigger)
+            ]
+
+        # Two instances can have left something of one dispatch, which has one ledger.
+        dispatches: dict[Key, list[Owner]] = defaultdict(list)
+        for owner in orphans:
             if only is None or only == _key(owner):
-                removed = await self._remove(owner, resources, trigger)
-                reaped += [Reaped(owner, resource) for resource in removed]
-        return PassOutcome(tuple(reaped))
+                dispatches[_key(owner)].append(owner)
+        reaped = await for_each(remove, dispatches.values(), at_once=DISPATCHES_AT_ONCE)
+        return PassOutcome(tuple(chain.from_iterable(reaped)))
 
     def _orphans(self, listed: Sequence[EngineResource]) -> dict[Owner, list[EngineResource]]:
         runner = self._runner
