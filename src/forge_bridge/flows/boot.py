@@ -7,13 +7,15 @@ are removed, and what could not be removed keeps its capacity before any is adve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 import structlog
 
 from forge_bridge.attempt_run import AttemptRun
-from forge_bridge.flows.reap import Reaped, Reaper
+from forge_bridge.flows.reap import DISPATCHES_AT_ONCE, Reaped, Reaper
 from forge_bridge.flows.teardown import tear_down
+from forge_bridge.groups import for_each
 from forge_bridge.runner import Runner
 from forge_core.attempt import Phase
 from forge_core.attempt_events import EndRequested, StagesEnded
@@ -71,31 +73,41 @@ async def end_old_dispatches(
 
     :raises DiskUnusable: the state root cannot be written.
     """
-    reaped: list[Reaped] = []
-    for old in await ledgers.read_all():
-        key = (old.attempt_id, old.fence)
-        if _is_blank(old.contents):
-            await ledgers.remove(*key)
-            continue
-        try:
-            records = believed(old.contents)
-            attempt, resources = restore(records)
-            ledger = await ledgers.reopen(*key)
-        except RefusedError as error:
-            # Its dispatch counts as unknown: a pass removes whatever carries its labels.
-            logger.error("a ledger is suspect and was set aside", dispatch=key, why=str(error))
-            await ledgers.mark_suspect(*key)
-            continue
-        if resources is None:
-            runner.admission.hold_orphaned(attempt.key, runner.capacity)
-        else:
-            runner.admission.hold_degraded(attempt.key, resources)
-        run = AttemptRun(runner, attempt, ledger)
-        run.records.extend(records)
-        runner.attempts[attempt.key] = run
+
+    async def end(old: StoredLedger) -> list[Reaped]:
+        run = await _take_up(runner, ledgers, old)
+        if run is None:
+            return []
         removed = await _finish(run, engine, trigger)
-        reaped += [Reaped(attempt.owner, resource) for resource in removed]
-    return tuple(reaped)
+        return [Reaped(run.state.owner, resource) for resource in removed]
+
+    ended = await for_each(end, await ledgers.read_all(), at_once=DISPATCHES_AT_ONCE)
+    return tuple(chain.from_iterable(ended))
+
+
+async def _take_up(runner: Runner, ledgers: OldLedgers, old: StoredLedger) -> AttemptRun | None:
+    """Hold the capacity of an old dispatch; None when its ledger tells of nothing."""
+    key = (old.attempt_id, old.fence)
+    if _is_blank(old.contents):
+        await ledgers.remove(*key)
+        return None
+    try:
+        records = believed(old.contents)
+        attempt, resources = restore(records)
+        ledger = await ledgers.reopen(*key)
+    except RefusedError as error:
+        # Its dispatch counts as unknown: a pass removes whatever carries its labels.
+        logger.error("a ledger is suspect and was set aside", dispatch=key, why=str(error))
+        await ledgers.mark_suspect(*key)
+        return None
+    if resources is None:
+        runner.admission.hold_orphaned(attempt.key, runner.capacity)
+    else:
+        runner.admission.hold_degraded(attempt.key, resources)
+    run = AttemptRun(runner, attempt, ledger)
+    run.records.extend(records)
+    runner.attempts[attempt.key] = run
+    return run
 
 
 def _is_blank(contents: LedgerContents) -> bool:
