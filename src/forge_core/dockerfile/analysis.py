@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from forge_core.dockerfile.crashes import may_crash
 from forge_core.dockerfile.lexer import Lookup, WordError, WordTooComplex
 from forge_core.dockerfile.lines import (
     Fault,
@@ -103,7 +104,7 @@ def analyse_dockerfile(data: bytes) -> DockerfileAnalysis:
         if not reader.stages:
             raise Fault(1, "", "the file has no FROM")
     except Fault as fault:
-        reader.object_to(Instruction(fault.line, fault.instruction, (), ""), str(fault))
+        reader.object_to(Instruction(fault.line, fault.instruction), str(fault))
     if reader.objections:
         raise _refusal(reader.findings, reader.objections)
     return DockerfileAnalysis(tuple(reader.external), reader.syntax)
@@ -131,12 +132,12 @@ class _Reader:
     _numbers: dict[str, int] = field(default_factory=dict)
     _globals: GlobalVariables = field(default_factory=GlobalVariables)
     _variables: int = 0
-    _now: Instruction = field(default_factory=lambda: Instruction(1, "", (), ""))
+    _now: Instruction = field(default_factory=lambda: Instruction(1, ""))
 
     def use_frontend(self, line: int, reference: str) -> None:
         """Another frontend reads the file in its own way; pinned, it can be checked at least."""
         self.syntax = reference
-        self._now = Instruction(line, "# syntax", (), reference)
+        self._now = Instruction(line, "# syntax")
         self._fetch(reference)
 
     def read(self, instruction: Instruction) -> None:
@@ -160,6 +161,7 @@ class _Reader:
             "VOLUME": lambda: self._object("an image must have no volumes; leave it out"),
             "ONBUILD": lambda: self._object("it acts in other builds only; leave it out"),
         }
+        self._need_no_crash()
         if judge := judges.get(instruction.name):
             judge()
 
@@ -172,6 +174,17 @@ class _Reader:
 
     def _object(self, why: str) -> None:
         self.object_to(self._now, why)
+
+    def _need_no_crash(self) -> None:
+        lookup = self._globals.lookup
+        if self.stages and self._now.name != "FROM":
+            is_run = self._now.name == "RUN"
+            lookup = self.stages[-1].lookup_in_title if is_run else self.stages[-1].lookup
+        try:
+            if may_crash(self._now, lookup, escape=self.escape):
+                self._object("it has a substitution without a pattern, on which builders crash")
+        except WordTooComplex as error:
+            self._object(f"it {error}")
 
     # what is fetched
 

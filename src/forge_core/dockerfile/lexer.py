@@ -1,6 +1,9 @@
 """One pass over one word of a Dockerfile: quotes, escapes, variables; BuildKit's shell/lex.go.
 
-Without a lookup, variables stay as they are written: that is how here-documents are found.
+Without a lookup, every variable stays as it is written: that is how here-documents are found.
+
+A pattern that comes out empty is an error of its own: up to BuildKit 0.13, ``${name%}`` ends the
+builder, and with it the engine that it is built into (Docker Engine 26.1).
 """
 
 from __future__ import annotations
@@ -9,7 +12,13 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from forge_core.dockerfile.patterns import PatternError, cut_prefix, cut_suffix, replace
+from forge_core.dockerfile.patterns import (
+    PatternError,
+    PatternTooComplex,
+    cut_prefix,
+    cut_suffix,
+    replace,
+)
 
 BLANKS: Final = " \t"
 """All whitespace that is left inside a line; :mod:`forge_core.dockerfile.lines` refuses other."""
@@ -28,14 +37,23 @@ class WordTooComplex(ValueError):  # noqa: N818 - says what is the case
     """More than is looked at here; BuildKit might accept it."""
 
 
+class EmptyPattern(WordTooComplex):
+    """A ``#`` or ``%`` substitution whose pattern is empty."""
+
+
 class Unset(Enum):
     """What a variable has instead of a value that the file gives."""
 
     BLANK = "unset for some builders, empty for others"
     UNKNOWN = "known to the builder only"
+    KEPT = "none here: what names it stays as it is written"
 
 
 Lookup = Callable[[str], str | Unset]
+
+
+def _keep(_: str) -> Unset:
+    return Unset.KEPT
 
 
 class _Words:
@@ -77,19 +95,22 @@ class Lexer:
         source: str,
         *,
         escape: str,
-        lookup: Lookup | None = None,
+        lookup: Lookup = _keep,
+        quotes: str = "'\"",
         raw_quotes: bool = False,
         raw_escapes: bool = False,
+        max_characters: int = MAX_EXPANDED_CHARACTERS,
     ) -> None:
         self.unresolved: list[str] = []
         self._source = source
         self._at = 0
         self._escape = escape
         self._lookup = lookup
+        self._quotes = quotes
         self._raw_quotes = raw_quotes
         self._raw_escapes = raw_escapes
         self._depth = 0
-        self._grown = len(source)
+        self._room = max_characters
 
     def read(self) -> tuple[str, list[str]]:
         """All of it, as one text and as words."""
@@ -113,7 +134,7 @@ class Lexer:
             if character == "$":
                 part = self._variable()
                 words.add(part)
-            elif character in "'\"":
+            elif character in self._quotes:
                 part = self._single_quoted() if character == "'" else self._double_quoted()
                 words.add_protected(part)
             elif character == self._escape:
@@ -193,20 +214,20 @@ class Lexer:
         return self._source[start : self._at]
 
     def _value(self, name: str, as_written: str) -> str:
-        if self._lookup is None:
-            return as_written
         value = self._lookup(name)
         if isinstance(value, Unset):
-            return self._unresolved(name)
+            return self._unset(name, value, as_written)
         return self._put_in(value)
 
     def _put_in(self, value: str) -> str:
-        self._grown += len(value)
-        if self._grown > MAX_EXPANDED_CHARACTERS:
-            raise WordTooComplex(f"has over {MAX_EXPANDED_CHARACTERS} characters when expanded")
+        self._room -= len(value)
+        if self._room < 0:
+            raise WordTooComplex("has too many characters when expanded")
         return value
 
-    def _unresolved(self, name: str) -> str:
+    def _unset(self, name: str, value: Unset, as_written: str) -> str:
+        if value is Unset.KEPT:
+            return as_written
         self.unresolved.append(name)
         return ""
 
@@ -225,15 +246,18 @@ class Lexer:
             raise WordError(f"has a substitution with the unknown modifier {modifier!r}")
         known = len(self.unresolved)
         operand = self._operand("}", raw_escapes=modifier in ("#", "%"))
-        if self._lookup is None:
-            return f"${{{name}{colon}{modifier}{operand}}}"
+        as_written = f"${{{name}{colon}{modifier}{operand}}}"
+        if modifier in ("#", "%") and not operand:
+            raise EmptyPattern("has an empty pattern, on which some builders crash")
         value = self._lookup(name)
+        if value is Unset.KEPT:
+            return as_written
         if modifier in ("#", "%"):
             return self._cut(name, value, modifier, operand)
         if modifier not in ("+", "-", "?"):
             raise WordError(f"has a substitution with the unknown modifier {modifier!r}")
         if value is Unset.UNKNOWN or (value is Unset.BLANK and not colon):
-            return self._unresolved(name)
+            return self._unset(name, value, as_written)
         unset = isinstance(value, Unset) or (colon != "" and value == "")
         if unset and modifier == "?":
             raise WordError(f"needs a value for {name[:_MAX_SHOWN]}")
@@ -244,13 +268,10 @@ class Lexer:
 
     def _cut(self, name: str, value: str | Unset, modifier: str, pattern: str) -> str:
         if isinstance(value, Unset):
-            return self._unresolved(name)
+            return self._unset(name, value, "")
         longest = pattern.startswith(modifier)
         cut = cut_prefix if modifier == "#" else cut_suffix
-        try:
-            return self._put_in(cut(value, pattern[1:] if longest else pattern, longest=longest))
-        except PatternError as error:
-            raise WordTooComplex(str(error)) from error
+        return self._matched(cut, value, pattern[1:] if longest else pattern, longest)
 
     def _replaced(self, name: str) -> str:
         everywhere = self._peek() == "/"
@@ -258,12 +279,16 @@ class Lexer:
             self._at += 1
         pattern = self._operand("/", raw_escapes=True)
         replacement = self._operand("}", raw_escapes=True)
-        if self._lookup is None:
-            return f"${{{name}/{pattern}/{replacement}}}"
+        as_written = f"${{{name}/{pattern}/{replacement}}}"
         value = self._lookup(name)
         if isinstance(value, Unset):
-            return self._unresolved(name)
+            return self._unset(name, value, as_written)
+        return self._matched(replace, value, pattern, replacement, everywhere)
+
+    def _matched(self, change: Callable[..., str], *arguments: object) -> str:
         try:
-            return self._put_in(replace(value, pattern, replacement, everywhere=everywhere))
+            return self._put_in(change(*arguments))
         except PatternError as error:
+            raise WordError(str(error)) from error
+        except PatternTooComplex as error:
             raise WordTooComplex(str(error)) from error

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from forge_core.dockerfile.lexer import BLANKS, WordError, WordTooComplex
@@ -58,12 +58,16 @@ class Instruction:
     :param name: in upper case.
     :param flags: ``--name=value`` in front of the arguments, without their quotes.
     :param arguments: the rest, continuation lines joined.
+    :param text: all of it, continuation lines joined.
+    :param documents: its here-documents, with what they hold.
     """
 
     line: int
     name: str
-    flags: tuple[str, ...]
-    arguments: str
+    flags: tuple[str, ...] = ()
+    arguments: str = ""
+    text: str = ""
+    documents: tuple[tuple[Heredoc, str], ...] = ()
 
     def options(self) -> Iterator[tuple[str, str]]:
         """Name and value of each flag."""
@@ -166,13 +170,16 @@ def read_instructions(lines: list[str], escape: str) -> Iterator[Instruction]:
                 text, is_continued = _continued(lines[at], escape)
                 parts.append(text)
             at += 1
-        instruction, documents = _parse(number, "".join(parts))
-        for document in documents:
-            at = _after(document, lines, at, instruction)
+        instruction = _parse(number, "".join(parts))
+        documents = []
+        for document in _documents(instruction):
+            end = _end(document, lines, at, instruction)
+            documents.append((document, "\n".join(lines[at:end])))
+            at = end + 1
         count += 1
         if count > MAX_INSTRUCTIONS:
             raise Fault(number, "", f"there are over {MAX_INSTRUCTIONS} instructions")
-        yield instruction
+        yield replace(instruction, documents=tuple(documents))
     if not count:
         raise Fault(1, "", "the file has no instruction")
 
@@ -216,27 +223,30 @@ def _continued(line: str, escape: str) -> tuple[str, bool]:
     return line, False
 
 
-def _parse(number: int, text: str) -> tuple[Instruction, list[Heredoc]]:
+def _parse(number: int, text: str) -> Instruction:
     name, *others = re.split(r"[ \t]+", text.strip(BLANKS), maxsplit=1)
     upper = name.upper() if name.isascii() else ""
     if upper not in _INSTRUCTIONS:
         raise Fault(number, "", f"there is no instruction {name[:40]!r}")
     flags, arguments = _flags(number, upper, "".join(others))
-    instruction = Instruction(number, upper, flags, arguments.strip(BLANKS))
-    if upper not in _WITH_HEREDOCS or json_array(instruction) is not None:
-        return instruction, []
+    return Instruction(number, upper, flags, arguments.strip(BLANKS), text)
+
+
+def _documents(instruction: Instruction) -> list[Heredoc]:
+    if instruction.name not in _WITH_HEREDOCS or json_array(instruction) is not None:
+        return []
     try:
-        return instruction, heredocs(text)
+        return heredocs(instruction.text)
     except (WordError, WordTooComplex) as error:
         raise _fault(instruction, f"it {error}") from error
 
 
-def _after(document: Heredoc, lines: list[str], at: int, instruction: Instruction) -> int:
-    """The index of the line behind a here-document that begins at index *at*."""
+def _end(document: Heredoc, lines: list[str], at: int, instruction: Instruction) -> int:
+    """The index of the line that ends a here-document which begins at index *at*."""
     for index in range(at, len(lines)):
         line = lines[index].lstrip("\t") if document.chomp else lines[index]
         if line == document.terminator:
-            return index + 1
+            return index
     raise _fault(instruction, f"its here-document has no end {document.terminator[:40]!r}")
 
 

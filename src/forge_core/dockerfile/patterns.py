@@ -20,33 +20,37 @@ _ANY: Final = "."
 
 
 class PatternError(ValueError):
+    """BuildKit would not accept the pattern either."""
+
+
+class PatternTooComplex(ValueError):  # noqa: N818 - says what is the case
     """The pattern, or what it is used on, is not one that is looked at here."""
 
 
-def cut_prefix(value: str, pattern: str, *, longest: bool) -> str:
+def cut_prefix(value: str, pattern: str, longest: bool) -> str:
     """*value* without the shortest or longest beginning that *pattern* matches."""
     end = _Pattern(list(_tokens(value, pattern)), longest=longest).match(value, 0)
     return value if end is None else value[end:]
 
 
-def cut_suffix(value: str, pattern: str, *, longest: bool) -> str:
+def cut_suffix(value: str, pattern: str, longest: bool) -> str:
     """*value* without the shortest or longest end that *pattern* matches."""
     tokens = list(_tokens(value, pattern))[::-1]
     end = _Pattern(tokens, longest=longest).match(value[::-1], 0)
     return value if end is None else value[: len(value) - end]
 
 
-def replace(value: str, pattern: str, replacement: str, *, everywhere: bool) -> str:
+def replace(value: str, pattern: str, replacement: str, everywhere: bool) -> str:
     """*value* with the first, or every, longest match of *pattern* replaced.
 
-    :raises PatternError: besides the usual: a pattern that matches nothing at all, a replacement
+    :raises PatternTooComplex: a pattern that matches nothing at all, a replacement
         with ``$`` or a backslash, which builders expand once more.
     """
     tokens = list(_tokens(value, pattern))
     if all(token == _STAR for token in tokens):
-        raise PatternError("has a pattern that matches the empty text")
+        raise PatternTooComplex("has a pattern that matches the empty text")
     if "$" in replacement or "\\" in replacement:
-        raise PatternError("has a replacement with a dollar sign or a backslash")
+        raise PatternTooComplex("has a replacement with a dollar sign or a backslash")
     searched = _Pattern(tokens, longest=True)
     parts, done = [], 0
     while (found := searched.search(value, done)) is not None:
@@ -61,9 +65,7 @@ def replace(value: str, pattern: str, replacement: str, *, everywhere: bool) -> 
 def _tokens(value: str, pattern: str) -> Iterator[str]:
     """Regular expressions of one character each, and stars."""
     if len(value) > MAX_VALUE_CHARACTERS or len(pattern) > MAX_PATTERN_CHARACTERS:
-        raise PatternError("has a pattern or a value that is too long")
-    if not pattern:
-        raise PatternError("has an empty pattern, on which some builders crash")
+        raise PatternTooComplex("has a pattern or a value that is too long")
     characters = iter(pattern)
     for character in characters:
         if character == "*":

@@ -54,6 +54,10 @@ class StageVariables:
             return Unset.UNKNOWN
         return self._values.get(name, Unset.UNKNOWN)
 
+    def lookup_in_title(self, name: str) -> str | Unset:
+        """As the text of a ``RUN`` is expanded for people: what the file does not set is kept."""
+        return self._values.get(name, Unset.KEPT)
+
     def inherited(self) -> StageVariables:
         """Those of a stage on top of this one.
 

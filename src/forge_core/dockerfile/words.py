@@ -34,10 +34,15 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class Heredoc:
-    """The terminator of a here-document; ``chomp``: tabs before it do not count (``<<-``)."""
+    """A here-document, as its first line announces it.
+
+    :param chomp: tabs in front of the terminator do not count (``<<-``).
+    :param expands: variables in it are put in, where the builder and not a shell reads it.
+    """
 
     terminator: str
     chomp: bool
+    expands: bool
 
 
 def expand(word: str, lookup: Lookup, *, escape: str) -> Expansion:
@@ -71,8 +76,13 @@ def heredocs(line: str) -> list[Heredoc]:
         if match is not None:
             _, terminators = Lexer(match[2], escape="\\").read()
             if len(terminators) == 1:
-                found.append(Heredoc(terminators[0], chomp=match[1] == "-"))
+                quoted = _quotes(match[2]) > _quotes(terminators[0])
+                found.append(Heredoc(terminators[0], chomp=match[1] == "-", expands=not quoted))
     return found
+
+
+def _quotes(text: str) -> int:
+    return text.count("'") + text.count('"')
 
 
 def split_words(text: str, *, escape: str) -> list[str]:

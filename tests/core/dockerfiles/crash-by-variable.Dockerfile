@@ -1,0 +1,3 @@
+FROM registry.invalid/base@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+ENV A=x E=
+RUN echo ${A#"${E}"}
