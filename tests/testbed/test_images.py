@@ -7,7 +7,7 @@ from typing import Any
 
 import docker
 import pytest
-from lib.images import RECIPES
+from lib.bed import IMAGES
 
 from engines import Engine
 
@@ -67,7 +67,7 @@ def test_python_starts_from_byte_code(engine: Engine, client: docker.DockerClien
     assert "matches /usr/lib/python3" in verbose
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
+@pytest.mark.parametrize("name", IMAGES)
 def test_an_image_declares_nothing_that_the_bridge_refuses(
     engine: Engine, client: docker.DockerClient, name: str
 ) -> None:
