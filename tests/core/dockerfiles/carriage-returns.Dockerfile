@@ -3,5 +3,5 @@ FROM registry.invalid/base@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 RUN true \
   && true
 RUN <<E
-true
+# VOLUME /x
 E

@@ -1,4 +1,5 @@
 FROM registry.invalid/base@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+USER root
 RUN <<FIRST cat > /one && <<-'SECOND' cat > /two
 FROM evil:1
 FIRST

@@ -1,4 +1,5 @@
 FROM registry.invalid/base@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa AS Build
+USER root
 RUN echo one > /one
 FROM build AS final
 COPY --from=0 /one /again
