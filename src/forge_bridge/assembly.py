@@ -16,6 +16,7 @@ from forge_bridge.flows import boot, disk
 from forge_bridge.flows.legacy import LegacyDispatches
 from forge_bridge.flows.offer import watch_reservations
 from forge_bridge.flows.reap import Reaper
+from forge_bridge.flows.register import registration
 from forge_bridge.flows.replay import MessageStore, Replay
 from forge_bridge.flows.session import ConnectionFactory, Session
 from forge_bridge.flows.stop import stop as stop_in_order
@@ -91,6 +92,7 @@ async def assemble(
 
     :param tasks: owns everything that the bridge does.
     :raises DiskUnusable: the state root cannot be read or written.
+    :raises RefusedError: code ``configuration``: no hub would take the registration.
     """
     outbox = Replay(
         ports.messages,
@@ -122,6 +124,7 @@ async def assemble(
     await disk.look(runner, ports.disk)
     reaper = Reaper(runner, ports.engine)
     await boot.recover(runner, ports.engine, reaper, ports.ledgers)
+    registration(runner)
     legacy = LegacyDispatches(runner, ports.host)
     session = Session(runner, ports.connections, outbox, legacy, reaper)
     tasks.start_soon(watch_reservations, runner)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import pytest
-from bridge_parts import Bridge, HastyClock, memory_bridge, wait_for
+from bridge_parts import (
+    Bridge,
+    HastyClock,
+    memory_bridge,
+    prepared,
+    settings_for,
+    wait_for,
+)
 from scripted_hub import TOKEN, HubException, ScriptedHub
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from forge_bridge.repositories import REGISTRY_FILE
 from forge_bridge.status import ConnectionPhase
 from forge_core.errors import HubRefused, RefusedError
 from forge_edges.clock import SystemClock
@@ -137,15 +146,13 @@ async def test_running_attempts_survive_a_lost_hub(tmp_path: Path, ending: str) 
         hub = bridge.hub
         attempt_id = await bridge.run("wait")
         await hub.event(attempt_id, "agent.started")
+        hub.snapshot = [{"attemptId": attempt_id, "fence": 1, "state": "running"}]
         if ending == "refuse":
             hub.refusals = [Response(status_code=500), Response(status_code=404)]
         if ending == "close":
             hub.close("restarting", allow_reconnect=True)
         else:
             hub.drop()
-        await wait_for(lambda: not bridge.runner.hub.is_online)
-        assert bridge.is_running(attempt_id)
-        hub.snapshot = [{"attemptId": attempt_id, "fence": 1, "state": "running"}]
         await hub.online(2)
         assert bridge.is_running(attempt_id)
         hub.send("Cancel", {"attemptId": attempt_id, "fence": 1})
@@ -316,3 +323,31 @@ async def test_a_hub_that_takes_neither_heartbeats_nor_decisions_is_said_so(
         await wait_for(lambda: bridge.logged("cannot deliver an offer decision"))
         await wait_for(lambda: bridge.logged("the hub refuses a heartbeat"))
         assert bridge.logged("the hub refuses a heartbeat")[0]["reason"] == "unknown_runner"
+
+
+def serve_far_too_much(state_root: Path) -> None:
+    """A registry that no ``add-repo`` would write."""
+    names = {f"{'n' * 40}-{number}": "/clone" for number in range(1_000)}
+    (state_root / REGISTRY_FILE).write_text(json.dumps({"version": 1, "repositories": names}))
+
+
+@pytest.mark.requirement("B-06", "B-07")
+async def test_a_registration_that_no_hub_takes_is_refused_at_the_start(tmp_path: Path) -> None:
+    hub = ScriptedHub(url="http://127.0.0.1:1")
+    prepared(settings_for(tmp_path, hub))
+    serve_far_too_much(tmp_path / "state")
+    with pytest.raises(RefusedError, match="forge-bridge remove-repo NAME") as refused:
+        async with memory_bridge(tmp_path, hub):
+            pass
+    assert refused.value.code == "configuration"
+    assert not hub.requests
+
+
+@pytest.mark.requirement("B-06", "B-07")
+async def test_one_that_has_grown_since_is_refused_by_name_and_not_sent(tmp_path: Path) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        serve_far_too_much(bridge.state_root)
+        bridge.hub.drop()
+        await wait_for(lambda: "remove-repo" in str(bridge.service.session.last_error))
+        await wait_for(lambda: bridge.logged("hub not connected")[-1]["retry_in_ms"] == 60_000)
+        assert order(bridge.hub, 2) == []

@@ -9,6 +9,7 @@ from forge_core.errors import RefusedError
 from forge_core.ports import BridgeConnection
 from forge_core.wire.base import PROTOCOL_VERSION
 from forge_core.wire.from_bridge import RegisterAck, RegisterRunner
+from forge_core.wire.limits import MAX_MESSAGE_BYTES, measured_size_bytes
 
 
 async def register(runner: Runner, connection: BridgeConnection) -> int:
@@ -17,7 +18,24 @@ async def register(runner: Runner, connection: BridgeConnection) -> int:
     :raises RefusedError: the hub does not accept this runner; the text says why.
     """
     await runner.repositories.refresh()
+    answer = await call(connection, registration(runner), RegisterAck)
+    if not answer.accepted:
+        raise RefusedError(
+            f"cannot register runner {runner.identity.runner_id}: the hub says "
+            f"{answer.reason or 'no'}{': ' + answer.detail if answer.detail else ''}",
+            code=answer.reason or "registration_refused",
+        )
+    apply_settings(runner, answer.settings)
+    return answer.heartbeat_interval_ms
+
+
+def registration(runner: Runner) -> RegisterRunner:
+    """What the hub is told first.
+
+    :raises RefusedError: code ``configuration``: it is more than a hub takes (protocol.md, Size).
+    """
     identity = runner.identity
+    names = tuple(sorted(runner.repositories.paths()))
     request = RegisterRunner(
         protocol_version=PROTOCOL_VERSION,
         runner_id=identity.runner_id,
@@ -27,14 +45,15 @@ async def register(runner: Runner, connection: BridgeConnection) -> int:
         host_name=identity.host_name,
         platform=identity.platform,
         capabilities=runner.capabilities,
-        repositories=tuple(sorted(runner.repositories.paths())),
+        repositories=names,
     )
-    answer = await call(connection, request, RegisterAck)
-    if not answer.accepted:
+    size_bytes = measured_size_bytes(request.to_wire())
+    if size_bytes > MAX_MESSAGE_BYTES:
         raise RefusedError(
-            f"cannot register runner {identity.runner_id}: the hub says "
-            f"{answer.reason or 'no'}{': ' + answer.detail if answer.detail else ''}",
-            code=answer.reason or "registration_refused",
+            f"cannot register runner {identity.runner_id}: the message has {size_bytes} bytes, "
+            f"{MAX_MESSAGE_BYTES} is the most that a hub takes, and the names of its {len(names)} "
+            f"repositories have {sum(map(len, names))} of them; serve fewer on this runner "
+            "(forge-bridge remove-repo NAME), or under shorter names",
+            code="configuration",
         )
-    apply_settings(runner, answer.settings)
-    return answer.heartbeat_interval_ms
+    return request
