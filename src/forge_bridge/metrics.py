@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from forge_bridge.status import BridgeStatus
-from forge_core.backoff import ConnectionPhase
+from forge_core.connection import ConnectionPhase
 from forge_core.resources import COMPONENTS
 from forge_edges.http_pages import Page
 

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from forge_core.backoff import ConnectionPhase
+from forge_core.connection import ConnectionPhase
 from forge_core.errors import RefusedError
 from forge_core.resources import ResourceCapacity, ResourceVector
 from forge_core.wire.base import Count, Id, Name, Text, Timestamp, WireModel, parse

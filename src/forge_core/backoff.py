@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 BACKOFF_FIRST_MS: Final = 1_000
 BACKOFF_MAX_MS: Final = 60_000
 STABLE_AFTER_MS: Final = 30_000
-
-
-class ConnectionPhase(StrEnum):
-    """Where the bridge stands with its hub."""
-
-    DISCONNECTED = "disconnected"
-    CONNECTING = "connecting"
-    REGISTERING = "registering"
-    ONLINE = "online"
 
 
 @dataclass(frozen=True, slots=True)

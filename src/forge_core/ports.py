@@ -108,9 +108,6 @@ class Attachment(Protocol):
     async def send(self, data: bytes) -> None:
         """Write to the container's stdin; waits while the container does not read."""
 
-    async def send_eof(self) -> None:
-        """Close stdin, for a container made with ``StdinOnce``; output still arrives."""
-
     async def receive(self) -> tuple[int, bytes] | None:
         """The next piece: (1 = stdout | 2 = stderr, bytes); None at the end."""
 
@@ -141,7 +138,6 @@ class Engine(Protocol):
     async def start_container(self, container: str) -> None: ...
     async def inspect_container(self, container: str) -> Mapping[str, Any]: ...
     async def wait_container(self, container: str, *, timeout_ms: int) -> ExitStatus: ...
-    async def kill_container(self, container: str) -> None: ...
 
     async def remove_container(self, container: str) -> None:
         """Kill if need be and remove, anonymous volumes too; raises EngineNotFound if gone."""

@@ -178,7 +178,6 @@ class ContainerSpec:
     :param resolves_localhost: without a network, whether ``/etc/hosts`` is filled.  False spares
         the engine its network set-up, a third of the time that a start takes; the container
         then has a network namespace with only ``lo``, and ``localhost`` does not resolve.
-    :param stdin_once: whether PID 1 sees the end of stdin when the attached client closes it.
     :raises RefusedError: a value that no container of ours may have.
     """
 
@@ -200,7 +199,6 @@ class ContainerSpec:
     tmp_exec: bool = False
     network: str | None = None
     resolves_localhost: bool = True
-    stdin_once: bool = False
 
     def __post_init__(self) -> None:
         require_pinned(self.image, field_name="image")
@@ -259,7 +257,7 @@ def container_request(spec: ContainerSpec, hardening: Hardening) -> dict[str, An
         "AttachStdout": True,
         "AttachStderr": True,
         "OpenStdin": True,
-        "StdinOnce": spec.stdin_once,
+        "StdinOnce": False,
         "Tty": False,
         "NetworkDisabled": spec.network is None and not spec.resolves_localhost,
         "HostConfig": _host_config(spec, hardening),

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import quote
 
-from forge_core.errors import EngineRefused, EngineUnreachable
+from forge_core.errors import EngineUnreachable
 from forge_edges.docker_context import DockerEndpoint
 from forge_edges.docker_errors import short
 from forge_edges.docker_stream import Exchange, exchange
@@ -40,20 +40,6 @@ class DockerAttachment:
         :raises EngineUnreachable: the connection is gone.
         """
         await self._raw.send(data)
-
-    async def send_eof(self) -> None:
-        """Close stdin; output can still be received.
-
-        The container sees it only when it was created with ``StdinOnce``.
-
-        :raises EngineRefused: over TLS, which has no half-close here.
-        """
-        try:
-            await self._raw.send_eof()
-        except NotImplementedError:
-            raise EngineRefused(
-                f"cannot close the stdin of container {self._container}: the connection is TLS"
-            ) from None
 
     async def receive(self) -> tuple[int, bytes] | None:
         """The next piece of at most 64 KiB, whatever the frame announces; None at the end.

@@ -191,13 +191,6 @@ class DockerEngine:
             raise EngineConflict(f"cannot {what}: it was never started")
         return ExitStatus(code, bool(state.get("OOMKilled")), str(state.get("Error") or ""))
 
-    async def kill_container(self, container: str) -> None:
-        """SIGKILL to all of it.
-
-        :raises EngineConflict: it is not running.
-        """
-        await self._call(f"kill container {short(container)}", lambda api: api.kill(container))
-
     async def remove_container(self, container: str) -> None:
         """Kill if need be and remove, anonymous volumes too; gone when this returns.
 

@@ -47,11 +47,6 @@ class Exchange:
         with translated(self.what):
             await self._stream.send(data)
 
-    async def send_eof(self) -> None:
-        """Close the sending half; a TLS connection cannot (anyio raises NotImplementedError)."""
-        with translated(self.what):
-            await self._stream.send_eof()
-
     async def send_head(self, method: str, target: str, headers: Mapping[str, str]) -> None:
         """Request line and headers."""
         lines = [f"{method} {target} HTTP/1.1", "Host: docker"]

@@ -208,17 +208,6 @@ class EngineContract:
                 await subject.engine.inspect_container(container)
                 tasks.cancel_scope.cancel()
 
-    async def test_kill_is_sigkill_and_only_for_what_runs(self, subject: Subject) -> None:
-        container = await subject.create(subject.spec("sleep 600"))
-        with pytest.raises(EngineConflict):
-            await subject.engine.kill_container(container)
-        await subject.engine.start_container(container)
-        await subject.engine.kill_container(container)
-        status = await subject.engine.wait_container(container, timeout_ms=LONG_MS)
-        assert status.exit_code == 137
-        with pytest.raises(EngineConflict):
-            await subject.engine.kill_container(container)
-
     async def test_a_command_that_is_not_there_is_refused_and_leaves_the_container(
         self, subject: Subject
     ) -> None:
@@ -260,15 +249,6 @@ class EngineContract:
             await subject.engine.start_container(container)
             await attachment.send(b"hello\n")
             assert await output_of(attachment) == {1: b"out hello\n", 2: b"err hello\n"}
-
-    async def test_the_end_of_stdin_arrives_where_it_was_asked_for(self, subject: Subject) -> None:
-        spec = replace(subject.spec("cat; echo end"), stdin_once=True)
-        container = await subject.create(spec)
-        async with subject.engine.attach(container) as attachment:
-            await subject.engine.start_container(container)
-            await attachment.send(b"data ")
-            await attachment.send_eof()
-            assert (await output_of(attachment))[1] == b"data end\n"
 
     @pytest.mark.requirement("B-72")
     async def test_detaching_does_not_end_the_container(self, subject: Subject) -> None:
@@ -427,7 +407,6 @@ class EngineContract:
             engine.start_container(name),
             engine.inspect_container(name),
             engine.wait_container(name, timeout_ms=LONG_MS),
-            engine.kill_container(name),
             engine.remove_container(name),
             engine.put_archive(name, "/", archive_with(file=b"x")),
             engine.has_path(name, "/"),

@@ -68,7 +68,6 @@ specs = st.builds(
     tmp_exec=st.booleans(),
     network=st.none() | names.filter(lambda name: name not in {"host", "none", "default"}),
     resolves_localhost=st.booleans(),
-    stdin_once=st.booleans(),
 )
 hardenings = st.builds(
     Hardening,

@@ -197,13 +197,3 @@ async def test_leaving_and_cancelling_close_the_socket(tmp_path: Path, cancelled
         with anyio.fail_after(TIMEOUT_MS / 1000):
             await engine.gone.wait()
     assert engine.received.endswith(b"last words")
-
-
-async def test_half_closing_still_lets_output_arrive(tmp_path: Path) -> None:
-    engine = ScriptedEngine([UPGRADED], keep_open=True)
-    async with (
-        listening(engine, tmp_path) as endpoint,
-        attach(endpoint, "1.45", "c1", timeout_ms=TIMEOUT_MS) as attachment,
-    ):
-        await attachment.send_eof()
-        assert await attachment.receive() is None

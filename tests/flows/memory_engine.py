@@ -82,9 +82,6 @@ class Container:
         self._input += data
         self._move()
 
-    async def send_eof(self) -> None:
-        await anyio.lowlevel.checkpoint()
-
     async def receive(self) -> tuple[int, bytes] | None:
         while not self._output:
             if self.ended.is_set() or self._hung_up:
@@ -257,10 +254,6 @@ class MemoryEngine:
         if found.exit_code is None:
             raise EngineTimedOut(f"cannot see the end of {container}")
         return ExitStatus(found.exit_code, oom_killed=False)
-
-    async def kill_container(self, container: str) -> None:
-        await self._enter("kill_container")
-        self._find(container).scope.cancel()
 
     async def remove_container(self, container: str) -> None:
         await self._enter("remove_container")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from forge_bridge.cli import app
 from forge_bridge.state_root import drain as state
 from forge_bridge.status import BridgeStatus, Side, boot_ms, process_identity, write_status
-from forge_core.backoff import ConnectionPhase
+from forge_core.connection import ConnectionPhase
 from forge_core.errors import ForgeError
 from forge_core.resources import ResourceCapacity, ResourceVector
 from forge_core.wire.codes import ReservationState, RunnerState

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forge_bridge.repositories import REGISTRY_FILE
-from forge_bridge.status import ConnectionPhase
+from forge_core.connection import ConnectionPhase
 from forge_core.errors import HubRefused, RefusedError
 from forge_edges.clock import SystemClock
 

@@ -25,7 +25,7 @@ from forge_bridge.status import (
     write_status,
 )
 from forge_bridge.status_show import duration
-from forge_core.backoff import ConnectionPhase
+from forge_core.connection import ConnectionPhase
 from forge_core.errors import RefusedError
 from forge_core.resources import ResourceCapacity, ResourceVector
 from forge_core.wire.codes import ReservationState, RunnerState

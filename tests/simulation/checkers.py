@@ -150,7 +150,7 @@ class Checkers:
                 self._require_intent(arguments[0], labels.get("Labels", labels))
             case "send":
                 self._check_init(life, *arguments)
-            case "start_container" | "remove_container" | "remove_volume" | "kill_container":
+            case "start_container" | "remove_container" | "remove_volume":
                 self._require_ours(what, arguments[0])
 
     def before_send(self, life: bridge.Life, method: str, payload: Mapping[str, object]) -> None:

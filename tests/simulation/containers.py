@@ -121,9 +121,6 @@ class Pid1:
                     self._phase = real.Phase.FLUSHING
         self._turn()
 
-    def stdin_closed(self) -> None:
-        """The lease decides."""
-
     def kill(self) -> None:
         """Everything is gone at once."""
         if self._timer is not None:
@@ -283,9 +280,6 @@ class Helper:
             delay_s = self._rng.uniform(0.05, 2.0)
             self._received.clear()
             self._world.later(self._container.process, delay_s, self._answer, json.loads(line))
-
-    def stdin_closed(self) -> None:
-        """What was not asked for is not answered."""
 
     def kill(self) -> None:
         """Nothing more is said."""

@@ -39,7 +39,6 @@ class Program(Protocol):
 
     def start(self) -> None: ...
     def stdin(self, data: bytes) -> None: ...
-    def stdin_closed(self) -> None: ...
     def kill(self) -> None:
         """SIGKILL: nothing of it goes on."""
 
@@ -273,13 +272,6 @@ class SimulatedEngine:
         if container.status == "running":
             return None
         return ExitStatus(container.exit_code, container.oom_killed)
-
-    def kill_container(self, reference: str) -> None:
-        """SIGKILL to PID 1."""
-        container = self.container(reference, "kill")
-        if container.status != "running":
-            raise EngineConflict(f"cannot kill container {reference}: it does not run")
-        self._kill(container)
 
     def remove_container(self, reference: str) -> None:
         """Kill and remove, unless it resists."""

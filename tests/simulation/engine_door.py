@@ -115,10 +115,6 @@ class EngineDoor:
                 await end
         raise EngineTimedOut(f"cannot wait for container {container}: no end in {timeout_ms} ms")
 
-    async def kill_container(self, container: str) -> None:
-        """See the port."""
-        await self._ask("kill_container", self._engine.kill_container, container)
-
     async def remove_container(self, container: str) -> None:
         """See the port."""
         await self._ask("remove_container", self._engine.remove_container, container)
@@ -263,12 +259,6 @@ class AttachedStreams:
         self._in_s = self._soon(self._in_s)
         self._later(self._in_s, self._to_program, data)
 
-    async def send_eof(self) -> None:
-        """See the port."""
-        await anyio.lowlevel.checkpoint()
-        self._in_s = self._soon(self._in_s)
-        self._later(self._in_s, self._to_program, None)
-
     async def receive(self) -> tuple[int, bytes] | None:
         """See the port."""
         while not self._pieces:
@@ -287,12 +277,10 @@ class AttachedStreams:
         if self._on_break in self._engine.broken:
             self._engine.broken.remove(self._on_break)
 
-    def _to_program(self, data: bytes | None) -> None:
+    def _to_program(self, data: bytes) -> None:
         program = self._container.program
-        if self._container.status == "exited" or program is None:
-            return
-        call = program.stdin_closed if data is None else lambda: program.stdin(data)
-        self._engine.world.later(self._container.process, 0, call)
+        if self._container.status != "exited" and program is not None:
+            self._engine.world.later(self._container.process, 0, program.stdin, data)
 
     def _on_output(self, piece: tuple[int, bytes] | None) -> None:
         self._out_s = self._soon(self._out_s)

@@ -16,7 +16,6 @@ class Shell:
         self._container = container
         self._script = script
         self._stdin = bytearray()
-        self._stdin_is_open = True
         self._variables: dict[str, str] = {}
         self._directory = "/"
         self._files: dict[str, bytes] = {}
@@ -31,12 +30,6 @@ class Shell:
         """Somebody has written."""
         self._stdin += data
         self._go_on()
-
-    def stdin_closed(self) -> None:
-        """The end of stdin, which only a container made for it sees."""
-        if self._container.request["StdinOnce"]:
-            self._stdin_is_open = False
-            self._go_on()
 
     def kill(self) -> None:
         """Nothing of it goes on."""
@@ -64,7 +57,7 @@ class Shell:
                 case "echo":
                     self._echo(rest)
                 case "cat":
-                    yield from self._cat(rest)
+                    self._container.output(1, self._files[f"{self._directory}/{rest[0]}"])
                 case "cd":
                     self._directory = rest[0]
                 case "sleep":
@@ -85,14 +78,6 @@ class Shell:
             self._container.output(channel, text.encode() + b"\n")
         else:
             self._files[into] += text.encode() + b"\n"
-
-    def _cat(self, names: list[str]) -> Iterator[int]:
-        if names:
-            self._container.output(1, self._files[f"{self._directory}/{names[0]}"])
-            return
-        while self._stdin_is_open:
-            yield -1
-        self._container.output(1, bytes(self._stdin))
 
     def _sleep(self, duration_s: float) -> None:
         self._container.engine.world.later(PROCESS, duration_s, self._go_on)

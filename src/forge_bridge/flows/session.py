@@ -31,7 +31,8 @@ from forge_bridge.groups import first_error
 from forge_bridge.keyed_queue import KeyedQueue
 from forge_bridge.runner import Runner
 from forge_bridge.waiting import until
-from forge_core.backoff import Backoff, ConnectionPhase
+from forge_core.backoff import Backoff
+from forge_core.connection import ConnectionPhase
 from forge_core.errors import ForgeError, HubConnectionLost, HubError, HubRefused, RefusedError
 from forge_core.ports import BridgeConnection
 from forge_core.wire.limits import cut_text
