@@ -108,13 +108,14 @@ class Rig:
 
     # -- processes ------------------------------------------------------------------------------
 
-    def start_hub(self, port: int = 0) -> None:
+    def start_hub(self, port: int = 0, **settings: str) -> None:
         environment = self._environment(
             FORGE_HUB_RUNNER_TOKEN=RUNNER_TOKEN,
             FORGE_HUB_API_TOKEN=API_TOKEN,
             FORGE_HUB_DATABASE_URL=f"sqlite:///{self.directory}/hub.sqlite3",
             FORGE_HUB_KILL_GRACE_MS="1000",
             FORGE_HUB_DECLINE_BACKOFF_MS="100",
+            **settings,
         )
         log = self.directory / "hub.log"
         command = [sys.executable, "-m", "forge_hub", "serve", "--port", str(port)]

@@ -14,6 +14,7 @@ from forge_bridge.flows.session import Session
 from forge_bridge.runner import Runner
 from forge_bridge.status import BridgeStatus, boot_ms, process_identity, write_status
 from forge_bridge.waiting import until
+from forge_core import clock_watch
 
 logger = structlog.get_logger(__name__)
 
@@ -29,6 +30,7 @@ class StatusReport:
         self._session = session
         self._started_at = self._since = runner.clock.utc()
         self._phase = session.phase
+        self._seen = clock_watch.read(runner.clock, anyio.current_time())
 
     async def keep(self, state_root: Path) -> None:
         """Rewrite the status file while the bridge runs, at changes and now and then."""
@@ -39,9 +41,21 @@ class StatusReport:
                 await anyio.to_thread.run_sync(write_status, state_root, self.now())
             except OSError as error:
                 logger.warning("cannot write the status", error=str(error))
+            self._tell_of_jumps()
             written_at_ms = clock.now_ms()
             await until(clock, written_at_ms + WRITE_EVERY_MS, changed)
             await clock.sleep_until_ms(written_at_ms + CHANGE_DELAY_MS)
+
+    def _tell_of_jumps(self) -> None:
+        """Say in the log that the clocks jumped: its times do, and leases may have ended."""
+        before, self._seen = self._seen, clock_watch.read(self._runner.clock, anyio.current_time())
+        jump = clock_watch.jump_between(before, self._seen)
+        if jump is not None:
+            logger.warning(
+                "the clocks jumped",
+                wall_clock_stepped_ms=jump.stepped_ms,
+                host_suspended_ms=jump.suspended_ms,
+            )
 
     def now(self) -> BridgeStatus:
         """What a heartbeat would tell this moment, and what is known besides."""

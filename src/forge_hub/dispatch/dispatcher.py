@@ -9,6 +9,7 @@ import anyio
 import structlog
 from sqlalchemy import Connection, RowMapping
 
+from forge_core import clock_watch
 from forge_core.errors import RetryableError
 from forge_hub.attempt_input import Addressee, AttemptInput
 from forge_hub.dispatch.board import Board
@@ -56,7 +57,9 @@ def _left_behind(connection: Connection) -> Sequence[RowMapping]:
 
 async def run(board: Board) -> None:
     """Dispatch until cancelled; a database that is away for a while is waited for."""
+    seen = clock_watch.read(board.clock, anyio.current_time())
     while True:
+        seen = _tell_of_jumps(board, seen)
         try:
             await _pass(board)
             wake_at_ms = _next_deadline_ms(board)
@@ -64,6 +67,19 @@ async def run(board: Board) -> None:
             _log.warning("dispatcher.waits", error=str(error), retry_ms=_RETRY_MS)
             wake_at_ms = board.clock.now_ms() + _RETRY_MS
         await _wait(board, wake_at_ms)
+
+
+def _tell_of_jumps(board: Board, before: clock_watch.Reading) -> clock_watch.Reading:
+    """Say in the log that the clocks jumped; returns the new reading."""
+    seen = clock_watch.read(board.clock, anyio.current_time())
+    jump = clock_watch.jump_between(before, seen)
+    if jump is not None:
+        _log.warning(
+            "dispatcher.clocks_jumped",
+            wall_clock_stepped_ms=jump.stepped_ms,
+            host_suspended_ms=jump.suspended_ms,
+        )
+    return seen
 
 
 async def _pass(board: Board) -> None:
