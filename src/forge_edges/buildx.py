@@ -26,7 +26,7 @@ from forge_core.errors import ForgeError, RefusedError
 from forge_core.image_ports import BuilderFacts, BuildLimits, BuildRequest
 from forge_core.labels import Owner
 from forge_core.ports import Clock, Disk, Engine
-from forge_edges.buildx_bases import Sources, as_layouts, fetch, in_engine
+from forge_edges.buildx_bases import Layouts, Sources, fetch, in_engine
 from forge_edges.buildx_cli import UNUSABLE, DockerCli
 from forge_edges.buildx_container import BuilderContainer
 from forge_edges.buildx_outcome import FAILED, Output, failure
@@ -79,6 +79,7 @@ class BuildxBuilder:
         self._config = config
         self._container = container
         self._guard = guard
+        self._layouts = Layouts(engine, cli)
         self._one_at_a_time = anyio.Lock()
         self._numbers = itertools.count(1)
         self._builds = 0
@@ -124,6 +125,8 @@ class BuildxBuilder:
                 try:
                     if container is not None:
                         await container.remove()
+                except ForgeError as error:
+                    log.warning("cannot remove the builder; a later pass will", error=str(error))
                 finally:
                     await cli.remove()
 
@@ -173,9 +176,9 @@ class BuildxBuilder:
             raise RefusedError(f"cannot {what}: {facts.shortcomings[-1]}", code=FAILED)
         for source in request.sources:
             await fetch(self._engine, self._cli, source)
-        async with self._folder() as folder:
-            sources = await self._sources(request, folder)
-            output = Output(on_output)
+        output = Output(on_output)
+        async with self._under_way() as folder:
+            sources = await self._sources(request)
             with first_failure():
                 async with self._ended_for_certain(), anyio.create_task_group() as group:
                     if self._guard is not None:
@@ -194,6 +197,8 @@ class BuildxBuilder:
         if self._container is None:
             return
         await self.facts()
+        if self._builds == 0:
+            await self._layouts.clear()
         bounds = [f"--keep-storage={keep_bytes}"]
         about = await self._cli.run(("buildx", "prune", "--help"))
         if b"--reserved-space" in about.stdout:  # buildx 0.17 and later
@@ -274,15 +279,12 @@ class BuildxBuilder:
         BuildKit's container may have.  Then the container goes, which a build of its own does
         not mind, and one beside it could not go on either.
         """
-        self._builds += 1
         try:
             yield
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._drop_container()
             raise
-        finally:
-            self._builds -= 1
 
     async def _drop_container(self) -> None:
         if self._container is None:
@@ -295,12 +297,10 @@ class BuildxBuilder:
                 # What ended the build is the news; the next build removes it before anything else.
                 log.warning("cannot remove the builder of an ended build", error=str(error))
 
-    async def _sources(self, request: BuildRequest, folder: Path) -> Sources:
+    async def _sources(self, request: BuildRequest) -> Sources:
         if self._container is None:
             return in_engine(request.sources, request.build_contexts)
-        return await as_layouts(
-            self._engine, self._cli, folder, request.sources, request.build_contexts
-        )
+        return await self._layouts.sources(request.sources, request.build_contexts)
 
     async def _failure(self, what: str, output: Output, exit_code: int) -> ForgeError:
         if self._container is not None and not await self._container.is_running():
@@ -310,6 +310,15 @@ class BuildxBuilder:
                 code=FAILED,
             )
         return failure(what, output.verdict(), exit_code)
+
+    @asynccontextmanager
+    async def _under_way(self) -> AsyncIterator[Path]:
+        self._builds += 1
+        try:
+            async with self._folder() as folder:
+                yield folder
+        finally:
+            self._builds -= 1
 
     @asynccontextmanager
     async def _folder(self) -> AsyncIterator[Path]:

@@ -8,6 +8,7 @@ folder for each, through the session of the client.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +46,10 @@ class Sources:
 async def fetch(engine: Engine, cli: DockerCli, reference: str) -> None:
     """Have a pinned image in the engine: fetched once, with the operator's credentials.
 
-    :raises RefusedError: code ``image_build_failed``: it is not pinned, or not to be had.
+    :raises RefusedError: it is not pinned; code ``image_build_failed``: it is not to be had.
     :raises EngineOutOfDisk: the engine has no space for it.
     """
-    name = without_tag(require_pinned(reference, field_name="the build's sources"))
+    name = require_pinned(without_tag(reference), field_name="the build's sources")
     try:
         await engine.inspect_image(name)
     except EngineNotFound:
@@ -74,33 +75,53 @@ def in_engine(sources: Sequence[str], contexts: Mapping[str, str]) -> Sources:
     return Sources(tuple(arguments), tuple(identifiers))
 
 
-async def as_layouts(
-    engine: Engine,
-    cli: DockerCli,
-    folder: Path,
-    sources: Sequence[str],
-    contexts: Mapping[str, str],
-) -> Sources:
-    """For a builder that has nothing: each image as a layout in a subfolder of ``folder``.
+class Layouts:
+    """Images of the engine as layouts, for a builder that has nothing.
 
-    :raises RefusedError: the engine gives no layout, or that of another image.
+    Each is exported once and kept, for every build with it reads its manifest again.
     """
-    arguments: list[str] = []
-    identifiers: list[str] = []
-    named = {source: without_tag(source) for source in sources} | dict(contexts)
-    for number, (name, reference) in enumerate(named.items()):
-        layout = folder / str(number)
-        digest = await _export(engine, cli, reference, layout)
-        arguments.append(f"--build-context={name}=oci-layout://{layout}@{digest}")
-        identifiers += layout_identifiers(name, digest)
-    return Sources(tuple(arguments), tuple(identifiers))
+
+    def __init__(self, engine: Engine, cli: DockerCli) -> None:
+        self._engine = engine
+        self._cli = cli
+        self._folder = cli.directory / "layouts"
+        self._one_at_a_time = anyio.Lock()
+
+    async def sources(self, sources: Sequence[str], contexts: Mapping[str, str]) -> Sources:
+        """All that a build may take.
+
+        :raises RefusedError: the engine gives no layout, or that of another image.
+        """
+        arguments: list[str] = []
+        identifiers: list[str] = []
+        named = {source: without_tag(source) for source in sources} | dict(contexts)
+        for name, reference in named.items():
+            layout, digest = await self._layout(reference)
+            arguments.append(f"--build-context={name}=oci-layout://{layout}@{digest}")
+            identifiers += layout_identifiers(name, digest)
+        return Sources(tuple(arguments), tuple(identifiers))
+
+    async def clear(self) -> None:
+        """Give their space back; no build may be under way."""
+        async with self._one_at_a_time:
+            await anyio.to_thread.run_sync(lambda: shutil.rmtree(self._folder, True))
+
+    async def _layout(self, reference: str) -> tuple[Path, str]:
+        async with self._one_at_a_time:
+            image_id = str((await self._engine.inspect_image(reference))["Id"])
+            layout = self._folder / image_id.removeprefix("sha256:")
+            if not await anyio.Path(layout).exists():
+                partial = layout.with_suffix(".partial")
+                await anyio.to_thread.run_sync(_make_empty, partial)
+                await self._cli.save(reference, partial, timeout_ms=EXPORT_MS)
+                await anyio.Path(partial).rename(layout)
+            digest = await anyio.to_thread.run_sync(_manifest_of, layout, image_id, reference)
+            return layout, digest
 
 
-async def _export(engine: Engine, cli: DockerCli, reference: str, layout: Path) -> str:
-    image_id = str((await engine.inspect_image(reference))["Id"])
-    await anyio.Path(layout).mkdir(mode=0o700)
-    await cli.save(reference, layout, timeout_ms=EXPORT_MS)
-    return await anyio.to_thread.run_sync(_manifest_of, layout, image_id, reference)
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
 
 
 def _manifest_of(layout: Path, image_id: str, reference: str) -> str:

@@ -23,6 +23,9 @@ from forge_edges.process import Bounds, Outcome, ProcessTimedOut, first_failure,
 
 UNUSABLE: Final = "builder_unusable"
 COMMAND_TIMEOUT_MS: Final = 60_000
+LAUNCHER_MS: Final = 15_000
+"""The launcher kills what is below it until nothing is left, and gives up before."""
+
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -151,7 +154,7 @@ class DockerCli:
             [*launcher, self._docker, *arguments],
             env={**self.environment, **environment},
             cwd=self.directory,
-            bounds=Bounds(timeout_ms),
+            bounds=Bounds(timeout_ms, grace_ms=LAUNCHER_MS),
             input=context,
             on_output=on_output,
             name="docker buildx build",

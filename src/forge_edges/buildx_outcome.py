@@ -17,11 +17,10 @@ FAILED: Final = "image_build_failed"
 KEPT_BYTES: Final = 64 * 1024
 _MAX_TEXT: Final = 500
 _STEP: Final = re.compile(r'process ".*" did not complete successfully', re.DOTALL)
-_UNREACHABLE: Final = (
-    "cannot connect to the docker daemon",
-    "error during connect",
-    "failed to dial",
-    "code = unavailable",  # gRPC's word for a connection that broke
+_UNREACHABLE: Final = re.compile(
+    # The CLI's words, and gRPC's for a connection that broke.
+    r"cannot connect to the docker daemon|error during connect|failed to dial"
+    r"|code = unavailable|^unavailable:"
 )
 
 
@@ -57,6 +56,6 @@ def failure(what: str, verdict: str, exit_code: int) -> ForgeError:
     message = f"cannot {what}: {verdict[:_MAX_TEXT] or f'buildx ended with {exit_code}'}"
     if NO_SPACE in by_builder:
         return EngineOutOfDisk(message)
-    if any(words in by_builder for words in _UNREACHABLE) and not _STEP.search(verdict):
+    if _UNREACHABLE.search(by_builder) and not _STEP.search(verdict):
         return EngineUnreachable(message)
     return RefusedError(message, code=FAILED)

@@ -19,7 +19,7 @@ CONTEXT: Final = "http://buildkit-session/*"
 def source_policy(allowed: Iterable[str]) -> dict[str, Any]:
     """Deny every source but the build's own context and ``allowed``.
 
-    :param allowed: identifiers such as ``docker-image://docker.io/library/python@sha256:…``.
+    :param allowed: identifiers such as ``docker-image://registry.example/python@sha256:…``.
     """
     rules: list[dict[str, Any]] = [
         {"action": "DENY", "selector": {"identifier": "*"}},

@@ -35,7 +35,6 @@ import anyio.lowlevel
 from forge_core.errors import RefusedError, RetryableError
 
 _CHUNK_BYTES = 1 << 16
-_TERM_GRACE_MS = 2_000
 _KILL_WAIT_MS = 10_000
 
 
@@ -61,6 +60,7 @@ class Bounds:
     :param memory_bytes: address space of each process (RLIMIT_AS); None: as inherited.
     :param cpu_seconds: processor time of each process (RLIMIT_CPU); None: as inherited.
     :param file_bytes: size of each file written (RLIMIT_FSIZE); None: as inherited.
+    :param grace_ms: between SIGTERM and SIGKILL, milliseconds.
     """
 
     timeout_ms: int
@@ -69,6 +69,7 @@ class Bounds:
     memory_bytes: int | None = None
     cpu_seconds: int | None = None
     file_bytes: int | None = None
+    grace_ms: int = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class Process:
         raise self._timed_out()
 
     async def close(self) -> None:
-        """End the group if it still runs (TERM, two seconds, KILL), reap, close; idempotent.
+        """End the group if it still runs (TERM, grace, KILL), reap, close; idempotent.
 
         :raises ProcessTimedOut: not even SIGKILL ended it (it waits for a broken disk).
         """
@@ -188,7 +189,7 @@ class Process:
 
     async def _end(self) -> None:
         self._signal_group(signal.SIGTERM)
-        with anyio.move_on_after(_TERM_GRACE_MS / 1000):
+        with anyio.move_on_after(self.bounds.grace_ms / 1000):
             await self._ended()
         self._signal_group(signal.SIGKILL)
         with anyio.move_on_after(_KILL_WAIT_MS / 1000) as patience:

@@ -44,10 +44,15 @@ async def opened(
     runner_id: str,
     *,
     disk: Disk | None = None,
+    environment: Mapping[str, str] | None = None,
     **config: Any,
 ) -> AsyncIterator[BuildxBuilder]:
-    """A builder of an instance of ``runner_id``; its limits are small enough to be pushed at."""
-    endpoint = resolve_endpoint(None, environ(engine))
+    """A builder of an instance of ``runner_id``; its limits are small enough to be pushed at.
+
+    :param environment: in addition to that of :func:`environ`.
+    """
+    variables = {**environ(engine), **(environment or {})}
+    endpoint = resolve_endpoint(None, variables)
     settings = BuilderConfig(
         **{
             "directory": folder / "builder",
@@ -65,7 +70,7 @@ async def opened(
             settings,
             clock=SystemClock(),
             disk=disk,
-            environ=environ(engine),
+            environ=variables,
         ) as builder,
     ):
         yield builder

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import anyio
@@ -134,6 +134,31 @@ async def test_what_is_listed_may_be_used(builder: BuildxBuilder, engine: Engine
     build = Build(engine, from_busybox(engine, f"COPY --from={engine.tooling_image} /etc /tooling"))
     build.sources = (engine.busybox_image, engine.tooling_image)
     await build.on(builder)
+
+
+async def test_a_tag_beside_the_digest_changes_nothing(
+    builder: BuildxBuilder, engine: Engine
+) -> None:
+    name, _, digest = engine.busybox_image.partition("@")
+    tagged = f"{name}:sometime@{digest}"
+    build = Build(engine, f"FROM {tagged}\nCOPY nonce /tmp/\nRUN true\n", sources=(tagged,))
+    await build.on(builder)
+
+
+async def test_one_build_never_finds_the_cache_mount_of_another(
+    builder: BuildxBuilder, engine: Engine, runner_id: str
+) -> None:
+    step = "RUN --mount=type=cache,target=/cache ls /cache; touch /cache/left-by-the-first"
+    first = Build(engine, from_busybox(engine, step), tag=f"forge-test-build:1-{runner_id}")
+    await first.on(builder)
+    again, other = replace(first, output=bytearray()), replace(first, output=bytearray())
+    other.tag = f"forge-test-build:2-{runner_id}"
+    await again.on(builder)
+    await other.on(builder)
+    assert re.search(r"\d left-by-the-first", again.said)
+    assert not re.search(r"\d left-by-the-first", other.said)
+    for build in (first, other):
+        remove_image(engine, build.tag)
 
 
 async def test_an_image_of_ours_can_be_built_upon(builder: BuildxBuilder, engine: Engine) -> None:

@@ -167,6 +167,9 @@ async def test_images_of_the_engine_reach_it_without_a_network(
             options={"build_contexts": {"project": "forge-test-build:1"}},
         )
         await agent.on(builder)
+        name, _, digest = engine.busybox_image.partition("@")
+        tagged = f"{name}:sometime@{digest}"
+        await Build(engine, f"FROM {tagged}\nRUN true\n", sources=(tagged,)).on(builder)
     assert "project" in agent.said
     assert "agent:x:1000" in agent.said
 

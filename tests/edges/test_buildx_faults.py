@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from buildx_parts import MIB, Build, from_busybox, opened, processes_with
+from buildx_parts import MIB, Build, from_busybox, opened, processes_with, remove_image
 
 from engines import Engine
 from forge_core.errors import EngineOutOfDisk, EngineUnreachable, RefusedError
@@ -70,6 +71,34 @@ async def test_an_engine_without_space_is_told_from_a_failing_build(
         step = Build(small_engine, from_busybox(small_engine, "RUN dd if=/dev/zero of=/x"))
         with pytest.raises((RefusedError, EngineOutOfDisk)):
             await step.on(builder)
+
+
+async def test_only_a_missing_base_is_fetched_with_the_operators_credentials(
+    small_engine: Engine, tmp_path: Path, runner_id: str
+) -> None:
+    calls, helpers = tmp_path / "calls", tmp_path / "helpers"
+    helpers.mkdir()
+    helper = helpers / "docker-credential-spy"
+    helper.write_text(f"#!/bin/sh\ncat >> {calls}\necho credentials not found >&2\nexit 1\n")
+    helper.chmod(0o755)
+    image = small_engine.tooling_image
+    registry = image.partition("/")[0]
+    config = json.loads((Path(small_engine.docker_config) / "config.json").read_text())
+    config["credHelpers"] = {registry: "spy"}
+    (helpers / "config.json").write_text(json.dumps(config))
+    remove_image(small_engine, image)
+    environment = {
+        "DOCKER_CONFIG": str(helpers),
+        "PATH": f"{helpers}:{os.environ['PATH']}",
+    }
+    build = Build(small_engine, f"FROM {image}\nCOPY nonce /tmp/\n", sources=(image,))
+    async with opened(small_engine, tmp_path, runner_id, environment=environment) as builder:
+        await build.on(builder)
+        assert calls.read_text().strip() == registry
+        calls.unlink()
+        await build.on(builder)
+        assert not calls.exists()
+    remove_image(small_engine, build.tag)
 
 
 async def test_an_engine_that_dies_is_no_failing_build(

@@ -13,6 +13,9 @@ from forge_edges.buildx_cli import DockerCli
 from forge_edges.buildx_container import builder_request, differences, inside_faults
 from forge_edges.buildx_outcome import KEPT_BYTES, Output, failure
 from forge_edges.buildx_policy import (
+    DOCKER_HUB as HUB,
+)
+from forge_edges.buildx_policy import (
     canonical,
     image_identifiers,
     layout_identifiers,
@@ -32,13 +35,13 @@ OWNER = Owner.of_runner(BUILDER, "runner-1", "instance-1", "domain-1")
 @pytest.mark.parametrize(
     ("written", "full"),
     [
-        ("python", "docker.io/library/python"),
-        (f"python@{DIGEST}", f"docker.io/library/python@{DIGEST}"),
-        ("python:3.12", "docker.io/library/python:3.12"),
-        ("grafana/loki", "docker.io/grafana/loki"),
-        ("docker.io/python", "docker.io/library/python"),
-        ("index.docker.io/library/python", "docker.io/library/python"),
-        ("ghcr.io/a/b", "ghcr.io/a/b"),
+        ("python", f"{HUB}/library/python"),
+        (f"python@{DIGEST}", f"{HUB}/library/python@{DIGEST}"),
+        ("python:3.12", f"{HUB}/library/python:3.12"),
+        ("grafana/loki", f"{HUB}/grafana/loki"),
+        (f"{HUB}/python", f"{HUB}/library/python"),
+        (f"index.{HUB}/library/python", f"{HUB}/library/python"),
+        ("registry.example/a/b", "registry.example/a/b"),
         ("localhost/a", "localhost/a"),
         ("localhost:5000/a:1", "localhost:5000/a:1"),
         ("127.0.0.1:5000/forge/busybox", "127.0.0.1:5000/forge/busybox"),
@@ -52,25 +55,25 @@ def test_a_tag_beside_a_digest_decides_nothing() -> None:
     assert without_tag(f"python:3.12@{DIGEST}") == f"python@{DIGEST}"
     assert without_tag(f"localhost:5000/a:1@{DIGEST}") == f"localhost:5000/a@{DIGEST}"
     assert without_tag(f"localhost:5000/a@{DIGEST}") == f"localhost:5000/a@{DIGEST}"
-    name = "docker-image://docker.io/library/python"
+    name = f"docker-image://{HUB}/library/python"
     assert image_identifiers(f"python:3.12@{DIGEST}") == (
         f"{name}:3.12@{DIGEST}",
         f"{name}@{DIGEST}",
     )
     assert image_identifiers("forge-project:k1")[0].endswith("/library/forge-project:k1")
     assert layout_identifiers(f"python:3.12@{DIGEST}", OTHER)[0] == (
-        f"oci-layout://docker.io/library/python:3.12@{OTHER}"
+        f"oci-layout://{HUB}/library/python:3.12@{OTHER}"
     )
 
 
 @pytest.mark.requirement("B-32")
 def test_everything_is_denied_but_what_is_listed() -> None:
-    rules = source_policy([f"docker-image://docker.io/library/python@{DIGEST}"])["rules"]
+    rules = source_policy([f"docker-image://{HUB}/library/python@{DIGEST}"])["rules"]
     assert rules[0] == {"action": "DENY", "selector": {"identifier": "*"}}
     allowed = {rule["selector"]["identifier"] for rule in rules if rule["action"] == "ALLOW"}
     assert allowed == {
         "http://buildkit-session/*",
-        f"docker-image://docker.io/library/python@{DIGEST}",
+        f"docker-image://{HUB}/library/python@{DIGEST}",
     }
     assert rules[-1]["selector"]["matchType"] == "EXACT"
 
@@ -132,6 +135,8 @@ STEP = 'process "/bin/sh -c {}" did not complete successfully: exit code: 1'
         ("failed to copy: write /var/lib/x: no space left on device", EngineOutOfDisk),
         ("Cannot connect to the Docker daemon at unix:///x.", EngineUnreachable),
         ("rpc error: code = Unavailable desc = error reading from server: EOF", EngineUnreachable),
+        ("Unavailable: error reading from server: EOF", EngineUnreachable),
+        ('failed to compute cache key: "/unavailable": not found', RefusedError),
         ("", RefusedError),
     ],
 )
