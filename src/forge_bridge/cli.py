@@ -94,7 +94,7 @@ def run(context: typer.Context, settings_file: SettingsFile = None) -> None:
     """
     from forge_bridge.settings import make_default_parents, require_to_run
 
-    loaded = load(context, settings_file)
+    loaded = load(context, settings_file, to_run=True)
     require_to_run(loaded.settings)
     make_default_parents(loaded)
     for warning in loaded.warnings:
@@ -110,17 +110,25 @@ def config(context: typer.Context, settings_file: SettingsFile = None, json: Jso
     """Show every setting and its origin.
 
     The origin is default, file or environment. Sizes are shown in bytes, secrets masked.
+
+    Exit status: 0 a bridge can start with them, 1 something keeps it from starting, 2 they cannot
+    be used. Whatever is wrong is said at once.
     """
+    from forge_bridge.settings import hindrances
     from forge_bridge.settings_show import effective_settings, settings_json
 
-    loaded = load(context, settings_file)
+    loaded = load(context, settings_file, to_run=True)
+    problems = [str(problem) for problem in hindrances(loaded.settings)]
     if json:
-        print_json(settings_json(loaded))
-        return
-    rows = [(s.row.variable, s.text, s.origin) for s in effective_settings(loaded)]
-    print_table(("setting", "value", "origin"), rows)
-    for warning in loaded.warnings:
-        complain(f"warning: {warning}")
+        print_json({**settings_json(loaded), "problems": problems})
+    else:
+        rows = [(s.row.variable, s.text, s.origin) for s in effective_settings(loaded)]
+        print_table(("setting", "value", "origin"), rows)
+        for warning in loaded.warnings:
+            complain(f"warning: {warning}")
+        for problem in problems:
+            complain(f"error: {problem}")
+    raise typer.Exit(EXIT_FAILURE if problems else 0)
 
 
 @app.command()

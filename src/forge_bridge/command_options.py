@@ -23,11 +23,13 @@ SettingsFile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-def load(context: typer.Context, settings_file: Path | None) -> LoadedSettings:
+def load(
+    context: typer.Context, settings_file: Path | None, *, to_run: bool = False
+) -> LoadedSettings:
     """The settings, from the file that the command or the program was given."""
     from forge_bridge.settings import load_settings
 
-    return load_settings(settings_file or context.obj)
+    return load_settings(settings_file or context.obj, to_run=to_run)
 
 
 def writable_state_root(context: typer.Context, settings_file: Path | None) -> Path:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -35,6 +35,7 @@ __all__ = [
     "Origin",
     "Problem",
     "default_bridge_service_config",
+    "hindrances",
     "load_settings",
     "make_default_parents",
     "read_api_token",
@@ -52,6 +53,10 @@ VARIABLES: Final[Mapping[str, str]] = {
 NEVER_SHOWN: Final = frozenset({"FORGE_API_TOKEN", "FORGE_SERVER_URL"})
 """A refused value of these is not repeated: a mistyped URL may hold a password."""
 
+_NEEDED_TO_RUN: Final = {
+    "FORGE_SERVER_URL": "the hub's base URL",
+    "FORGE_TRUST_DOMAIN_ID": "the trust domain of the projects",
+}
 _OF_OTHERS: Final = (
     "FORGE_HUB_",
     "FORGE_TESTBED_",
@@ -88,20 +93,31 @@ def default_bridge_service_config(**overrides: Any) -> BridgeSettings:
 
 
 def load_settings(
-    settings_file: Path | None = None, environment: Mapping[str, str] | None = None
+    settings_file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    to_run: bool = False,
 ) -> LoadedSettings:
     """What the environment and the settings file say; an empty value counts as unset.
 
     :param settings_file: else the file that FORGE_BRIDGE_SETTINGS_FILE names, if any.
     :param environment: else the process's own.
+    :param to_run: where they cannot be used, say too what only a running bridge needs.
     :raises ConfigurationError: with every problem that was found.
     """
     from_environment = _ours(os.environ if environment is None else environment)
     named = from_environment.pop(SETTINGS_FILE_VARIABLE, None)
     path = settings_file or (Path(named) if named else None)
-    from_file = _ours(read_settings_file(path, SETTINGS_FILE_VARIABLE)) if path else {}
+    in_file, unread = read_settings_file(path, SETTINGS_FILE_VARIABLE) if path else ({}, ())
+    from_file = _ours(in_file)
     merged = from_file | from_environment
-    settings = _build({name: value for name, value in merged.items() if name in VARIABLES})
+    try:
+        settings = _build({name: value for name, value in merged.items() if name in VARIABLES})
+    except ConfigurationError as error:
+        missing = _unset(merged) if to_run and not unread else ()
+        raise ConfigurationError((*unread, *error.problems, *missing)) from None
+    if unread:
+        raise ConfigurationError(unread)
     origins = dict.fromkeys(VARIABLES, Origin.DEFAULT)
     for origin, values in ((Origin.FILE, from_file), (Origin.ENVIRONMENT, from_environment)):
         origins.update((name, origin) for name in values if name in VARIABLES)
@@ -112,19 +128,21 @@ def load_settings(
 def require_to_run(settings: BridgeSettings) -> None:
     """What only a running bridge needs.
 
-    :raises ConfigurationError: no hub, or no trust domain.
+    :raises ConfigurationError: no hub, no trust domain, or no readable token.
     """
-    needed = (
-        ("FORGE_SERVER_URL", settings.server_url, "the hub's base URL"),
-        ("FORGE_TRUST_DOMAIN_ID", settings.trust_domain_id, "the trust domain of the projects"),
-    )
-    missing = tuple(
-        Problem((variable,), "it is not set", f"set it to {right}")
-        for variable, value, right in needed
-        if value is None
-    )
-    if missing:
-        raise ConfigurationError(missing)
+    problems = hindrances(settings)
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def hindrances(settings: BridgeSettings) -> tuple[Problem, ...]:
+    """What keeps a bridge with these settings from starting; blocks on the token's file."""
+    problems = _unset(name for name, field in VARIABLES.items() if getattr(settings, field))
+    try:
+        read_api_token(settings)
+    except ConfigurationError as error:
+        problems += error.problems
+    return problems
 
 
 def make_default_parents(loaded: LoadedSettings) -> None:
@@ -156,6 +174,16 @@ def read_api_token(settings: BridgeSettings) -> SecretStr | None:
         wrong = f"{settings.api_token_file} holds no token: {error}"
         right = "write the token alone into it"
         raise ConfigurationError((Problem((variable,), wrong, right),)) from None
+
+
+def _unset(variables: Iterable[str]) -> tuple[Problem, ...]:
+    """What only a running bridge needs and is not among ``variables``."""
+    known = frozenset(variables)
+    return tuple(
+        Problem((variable,), "it is not set", f"set it to {right}")
+        for variable, right in _NEEDED_TO_RUN.items()
+        if variable not in known
+    )
 
 
 def _ours(values: Mapping[str, str]) -> dict[str, str]:

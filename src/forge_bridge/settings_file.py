@@ -21,17 +21,17 @@ _DOUBLE_QUOTED = re.compile(r'"((?:[^"\\]|\\["\\$`])*)"')
 _SINGLE_QUOTED = re.compile(r"'([^'\\]*)'")
 
 
-def read_settings_file(path: Path, variable: str) -> dict[str, str]:
-    """The assignments of the settings file that ``variable`` names.
+def read_settings_file(path: Path, variable: str) -> tuple[dict[str, str], tuple[Problem, ...]]:
+    """The assignments of the settings file that ``variable`` names, and what is wrong with others.
 
-    :raises ConfigurationError: unreadable, too large, changeable by others, readable by others
-        though it holds the token, or a line that is no plain assignment.
+    :raises ConfigurationError: unreadable, too large, changeable by others, or readable by others
+        though it holds the token.
     """
     text, mode = _read(path, variable)
-    values = parse_environment_file(text, str(path), variable)
+    values, problems = parse_environment_file(text, str(path), variable)
     if values.get("FORGE_API_TOKEN"):
         _require_private(path, mode, variable)
-    return values
+    return values, problems
 
 
 def read_token_file(path: Path, variable: str) -> str:
@@ -44,14 +44,15 @@ def read_token_file(path: Path, variable: str) -> str:
     return text.strip()
 
 
-def parse_environment_file(text: str, where: str, variable: str) -> dict[str, str]:
-    """Name → value of every assignment in ``text``.
+def parse_environment_file(
+    text: str, where: str, variable: str
+) -> tuple[dict[str, str], tuple[Problem, ...]]:
+    """Name → value of every plain assignment in ``text``; the other lines, never their values.
 
-    :param where: the file's name, for the errors.
-    :raises ConfigurationError: naming the line, never its value.
+    :param where: the file's name, for the problems.
     """
     values: dict[str, str] = {}
-    problems = []
+    problems: list[Problem] = []
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
         if not line or line[0] in "#;":
@@ -66,9 +67,7 @@ def parse_environment_file(text: str, where: str, variable: str) -> dict[str, st
             values[match[1]] = value
             continue
         problems.append(Problem((variable,), f"line {number} of {where} {wrong}", "mend the line"))
-    if problems:
-        raise ConfigurationError(tuple(problems))
-    return values
+    return values, tuple(problems)
 
 
 def _unquote(value: str) -> str | None:

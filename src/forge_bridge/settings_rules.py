@@ -117,13 +117,13 @@ def _containment(s: BridgeSettings) -> Iterator[Problem]:
             "egress is to be enforced and there is no proxy to enforce it",
             "set FORGE_SANDBOX_EGRESS_PROXY_IMAGE",
         )
-    missing = tuple(variable for name, variable in _GATES.items() if getattr(s, name) is None)
-    if s.sandbox_image_policy_enforced and missing:
-        yield Problem(
-            ("FORGE_SANDBOX_IMAGE_POLICY_ENFORCED", *missing),
-            "the image policy is to be enforced and some of its gates are missing",
-            f"set {' and '.join(missing)}",
-        )
+    for name, variable in _GATES.items():
+        if s.sandbox_image_policy_enforced and getattr(s, name) is None:
+            yield Problem(
+                ("FORGE_SANDBOX_IMAGE_POLICY_ENFORCED", variable),
+                "the image policy is to be enforced and one of its gates is missing",
+                f"set {variable}",
+            )
     if (s.sandbox_signature_executable is None) != (s.sandbox_signature_public_key is None):
         yield Problem(
             ("FORGE_SANDBOX_SIGNATURE_EXECUTABLE", "FORGE_SANDBOX_SIGNATURE_PUBLIC_KEY"),

@@ -103,7 +103,12 @@ def test_config_shows_values_origins_and_no_secret(tmp_path: Path) -> None:
     settings_file.write_text("FORGE_API_TOKEN=hunter2\nFORGE_SANDBOX_BUILD_MEMORY=100MB\n")
     settings_file.chmod(0o600)
     arguments = ("config", "--settings", str(settings_file))
-    environment = {"FORGE_MAX_CONCURRENT_SANDBOXES": "3", "FORGE_RUNNERID": "x"}
+    environment = {
+        "FORGE_MAX_CONCURRENT_SANDBOXES": "3",
+        "FORGE_RUNNERID": "x",
+        "FORGE_SERVER_URL": "http://localhost:8080",
+        "FORGE_TRUST_DOMAIN_ID": "domain",
+    }
     plain = bridge(*arguments, **environment)
     assert plain.returncode == 0
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in plain.stdout.splitlines()}
@@ -122,6 +127,26 @@ def test_config_shows_values_origins_and_no_secret(tmp_path: Path) -> None:
     }
     assert list(parsed["settings"]) == list(VARIABLES)
     assert "hunter2" not in plain.stdout + plain.stderr + json.dumps(parsed)
+
+
+def test_config_says_all_that_keeps_a_bridge_from_starting(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("two words")
+    token.chmod(0o600)
+    plain = bridge("config", FORGE_API_TOKEN_FILE=str(token))
+    assert plain.returncode == 1
+    assert "FORGE_API_TOKEN_FILE" in plain.stdout
+    named = [line.split(": ")[1] for line in plain.stderr.splitlines()]
+    assert named == ["FORGE_SERVER_URL", "FORGE_TRUST_DOMAIN_ID", "FORGE_API_TOKEN_FILE"]
+    parsed = bridge("config", "--json", FORGE_API_TOKEN_FILE=str(token))
+    assert parsed.returncode == 1
+    assert len(json.loads(parsed.stdout)["problems"]) == 3
+    started = bridge("run", FORGE_API_TOKEN_FILE=str(token), FORGE_SANDBOX_STATE_ROOT="/nowhere")
+    assert started.returncode == 2
+    assert started.stderr.count("  FORGE_") == 3
+    refused = bridge("config", FORGE_MAX_CONCURRENT_SANDBOXES="none")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.count("  FORGE_") == 3
 
 
 def test_the_settings_file_may_be_named_before_the_command_or_by_the_environment(
@@ -189,7 +214,11 @@ def test_the_parents_of_a_chosen_state_root_are_never_made(tmp_path: Path) -> No
 
 
 def test_a_terminal_gets_a_table_and_no_color_is_honoured(tmp_path: Path) -> None:
-    root = {"FORGE_SANDBOX_STATE_ROOT": str(tmp_path)}
+    root = {
+        "FORGE_SANDBOX_STATE_ROOT": str(tmp_path),
+        "FORGE_SERVER_URL": "http://localhost:8080",
+        "FORGE_TRUST_DOMAIN_ID": "domain",
+    }
     coloured = on_a_terminal("config", **root)
     assert "\x1b[1m" in coloured
     assert "FORGE_SANDBOX_STATE_ROOT" in coloured

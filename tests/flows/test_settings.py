@@ -128,7 +128,7 @@ def test_settings_that_need_one_another(names: tuple[str, ...]) -> None:
     rest = dict(list(environment.items())[:1])
     with pytest.raises(ConfigurationError) as refused:
         load_settings(environment=rest)
-    assert set(environment) <= set(refused.value.problems[0].variables)
+    assert set(environment) <= {name for p in refused.value.problems for name in p.variables}
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,35 @@ def test_all_problems_are_reported_at_once() -> None:
         "FORGE_SANDBOX_EGRESS_ENFORCED",
         "FORGE_SANDBOX_IDLE_SECONDS",
     ]
+
+
+def test_a_refused_value_hides_no_contradiction_and_nothing_that_is_missing(
+    tmp_path: Path,
+) -> None:
+    path = _settings_file(
+        tmp_path / "bridge.env",
+        "no assignment\nFORGE_SANDBOX_IMAGE_POLICY_ENFORCED=true\n"
+        "FORGE_SANDBOX_SBOM_EXECUTABLE=a/b\n",
+    )
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings(path, {"FORGE_MAX_CONCURRENT_SANDBOXES": "0"}, to_run=True)
+    named = [problem.variables[-1] for problem in refused.value.problems]
+    assert sorted(named) == [
+        "FORGE_BRIDGE_SETTINGS_FILE",
+        "FORGE_MAX_CONCURRENT_SANDBOXES",
+        "FORGE_SANDBOX_PROVENANCE_SIGNING_KEY",
+        "FORGE_SANDBOX_SBOM_EXECUTABLE",
+        "FORGE_SANDBOX_VULNERABILITY_EXECUTABLE",
+    ]
+    path.write_text(path.read_text().partition("\n")[2])
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings(path, {"FORGE_SERVER_URL": "http://hub"}, to_run=True)
+    named = [problem.variables[-1] for problem in refused.value.problems]
+    assert named[-1] == "FORGE_TRUST_DOMAIN_ID"
+    assert "FORGE_SERVER_URL" not in named
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings(path, {})
+    assert "FORGE_TRUST_DOMAIN_ID" not in str(refused.value)
 
 
 @pytest.mark.requirement("B-25", "B-34", "B-36")

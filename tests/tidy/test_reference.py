@@ -66,7 +66,8 @@ def test_the_example_of_a_settings_file_is_accepted(tmp_path: Path) -> None:
         file.write_text(content)
         file.chmod(0o600)
         assert load_settings(file, {}).warnings == ()
-    values = read_settings_file(file, "FORGE_BRIDGE_SETTINGS_FILE")
+    values, problems = read_settings_file(file, "FORGE_BRIDGE_SETTINGS_FILE")
+    assert problems == ()
     assert set(values) <= set(VARIABLES)
     assert {"FORGE_SERVER_URL", "FORGE_TRUST_DOMAIN_ID", "FORGE_API_TOKEN_FILE"} <= set(values)
 
