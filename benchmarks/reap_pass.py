@@ -45,6 +45,7 @@ from forge_core.labels import Owner, runner_filter
 from forge_core.resources import ResourceVector
 from forge_core.sandbox_spec import ContainerSpec, Hardening, container_request
 from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ReservationState
+from forge_edges.clock import SystemClock
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
 
@@ -52,6 +53,13 @@ ORDER = ("containers", "networks", "volumes")
 IDLE_PASSES = 10
 Paths = dict[str, list[str]]
 """The path of each resource in the engine's API, by kind."""
+
+
+class StandingClock(SystemClock):
+    """No deadline ever comes, so that no pass begins by itself."""
+
+    async def sleep_until_ms(self, deadline_ms: int) -> None:
+        await anyio.sleep_forever()
 
 
 class BareEngine:
@@ -191,7 +199,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         settings = settings_for(Path(directory), nobody, runner_id=f"benchmark-{uuid.uuid4().hex}")
         async with (
             DockerEngine.connect(endpoint) as door,
-            assembled(settings, door) as service,
+            assembled(settings, door, clock=StandingClock()) as service,
         ):
             facts = await door.facts()
             reaper, runner = service.session.reaper, service.session.runner
