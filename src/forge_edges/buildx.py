@@ -30,6 +30,7 @@ from forge_edges.buildx_bases import Layouts, Sources, fetch, in_engine
 from forge_edges.buildx_cli import UNUSABLE, DockerCli
 from forge_edges.buildx_container import BuilderContainer
 from forge_edges.buildx_outcome import FAILED, Output, failure
+from forge_edges.buildx_probe import PROBE, keeps_policies, prepare_buildx
 from forge_edges.buildx_run import DiskGuard, build_arguments, context_of, image_of, run_build
 from forge_edges.docker_context import DockerEndpoint
 from forge_edges.process import ProcessTimedOut, first_failure
@@ -37,9 +38,7 @@ from forge_edges.process import ProcessTimedOut, first_failure
 ENGINES_OWN: Final = "default"
 DEDICATED: Final = "forge"
 PRUNE_MS: Final = 10 * 60_000
-_PROBE_MS: Final = 60_000
-_FORBIDDEN: Final = "http://127.0.0.1:9/"
-"""What a builder must refuse; the port is that of discard (RFC 863), where nothing answers."""
+PROBE_MS: Final = 60_000
 
 log = structlog.get_logger(__name__)
 
@@ -146,8 +145,7 @@ class BuildxBuilder:
                 shortcomings = [*running.shortcomings]
             limits_hold = not shortcomings
             if identity not in self._keeps_policies:
-                await self._prepare()
-                self._keeps_policies[identity] = await self._try_policy()
+                self._keeps_policies[identity] = await self._try()
             if not self._keeps_policies[identity]:
                 shortcomings.append(
                     "it ignores source policies, so that a build could fetch what it likes, and "
@@ -208,36 +206,16 @@ class BuildxBuilder:
         if pruned.exit_code != 0:
             raise RefusedError(f"cannot prune the build cache: {pruned.complaint()}", code=UNUSABLE)
 
-    async def _prepare(self) -> None:
-        """See that buildx is there, and tell it of the container."""
-        asked = await self._cli.run(("buildx", "version"))
-        if asked.exit_code == 0 and self._container is not None:
-            endpoint = f"docker-container://{self._container.name}"
-            await self._cli.run(("buildx", "rm", "--force", DEDICATED))
-            asked = await self._cli.run(
-                ("buildx", "create", f"--name={DEDICATED}", "--driver=remote", endpoint)
-            )
-        if asked.exit_code != 0:
-            raise RefusedError(
-                f"cannot use docker buildx: {asked.complaint()}; install the CLI's buildx plugin",
-                code=UNUSABLE,
-                field="FORGE_DOCKER_EXECUTABLE",
-            )
-
-    async def _try_policy(self) -> bool:
-        """Whether this builder keeps source policies, by a build that nothing else refuses."""
+    async def _try(self) -> bool:
+        """Whether this builder keeps source policies."""
+        container = self._container.name if self._container is not None else None
+        await prepare_buildx(self._cli, builder=DEDICATED, container=container)
         said: list[bytes] = []
-        request = BuildRequest("forge-probe:1", "Dockerfile", (), {}, _PROBE_MS)
-        context = context_of("Dockerfile", f"FROM scratch\nADD {_FORBIDDEN} /\n".encode())
+        request = BuildRequest("forge-probe:1", "Dockerfile", (), {}, PROBE_MS)
+        context = context_of("Dockerfile", PROBE)
         async with self._folder() as folder:
             await self._run(request, Sources((), ()), context, folder, said.append)
-        text = b"".join(said).decode("utf-8", "replace")
-        if f'source "{_FORBIDDEN}" denied by policy' in text:
-            return True
-        if _FORBIDDEN in text:
-            return False
-        verdict = " ".join(text.split())[-500:]
-        raise RefusedError(f"cannot use the builder: {verdict}", code=UNUSABLE)
+        return keeps_policies(b"".join(said).decode("utf-8", "replace"))
 
     async def _run(
         self,

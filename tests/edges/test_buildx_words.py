@@ -22,6 +22,7 @@ from forge_edges.buildx_policy import (
     source_policy,
     without_tag,
 )
+from forge_edges.buildx_probe import keeps_policies
 from forge_edges.buildx_run import build_arguments
 from forge_edges.docker_context import DockerEndpoint, TlsMaterial
 
@@ -157,6 +158,13 @@ def test_the_verdict_is_the_last_line_that_no_step_can_write() -> None:
     quiet = Output(heard.append)
     quiet(b"docker: unknown command\n\n")
     assert quiet.verdict() == "docker: unknown command"
+
+
+def test_a_builder_is_believed_by_what_it_did() -> None:
+    assert keeps_policies('ERROR: source "http://127.0.0.1:9/" denied by policy: no')
+    assert not keeps_policies('ERROR: Get "http://127.0.0.1:9/": connection refused')
+    with pytest.raises(RefusedError, match="cannot use the builder: unknown flag: --load"):
+        keeps_policies("unknown flag: --load\n")
 
 
 @pytest.mark.requirement("B-32", "B-33")
