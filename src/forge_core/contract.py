@@ -130,7 +130,7 @@ class ImageSource(ContractModel):
     )
     reference: PinnedReference | None = Field(
         default=None,
-        description="An image that the runner has, pinned: repository@sha256:<64 hex>.",
+        description="An image of a registry, pinned: repository@sha256:<64 hex>.",
     )
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from typing import Final
 from forge_bridge.starter import Kind
 from forge_bridge.starter.project import Project
 from forge_core.contract import CONTRACT_PATH, DOCKERFILE_PATH, read_contract
+from forge_core.dockerignore import IGNORE_PATHS
 
 _CONTRACT: Final = """\
 # What this project asks of the sandbox in which agents work on it. Runners read this file from the
@@ -98,6 +99,12 @@ _WITHOUT_LOCK: Final = {
 # No composer.lock was found. Make it (composer update), and take the # away:
 """,
 }
+_IGNORED: Final = """\
+# All that the Dockerfile copies. While these files stay the same, so does the image: without this
+# file it would be built anew for every commit. It counts instead of .dockerignore.
+*
+"""
+_COPIED: Final = {Kind.NODE: ("package.json",), Kind.PHP: ("composer.json",)}
 _USUAL_LOCK: Final = {
     Kind.PYTHON: "requirements.lock",
     Kind.NODE: "package-lock.json",
@@ -147,7 +154,15 @@ def starter_for(project: Project, base: str | None = None) -> Starter:
     files = {CONTRACT_PATH: contract}
     if base is not None:
         files[DOCKERFILE_PATH] = _DOCKERFILE.format(base=base, steps=_steps(project))
+        files[IGNORE_PATHS[0]] = _IGNORED + _not_ignored(project)
     return Starter(project, files)
+
+
+def _not_ignored(project: Project) -> str:
+    if project.kind is Kind.PLAIN:
+        return ""
+    lock = project.lock or _USUAL_LOCK[project.kind]
+    return "".join(f"!{name}\n" for name in (*_COPIED.get(project.kind, ()), lock))
 
 
 def _environment(project: Project) -> str:
