@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from forge_core.dockerignore import Ignore
 from forge_core.errors import ForgeError
 from forge_core.ready import Message
 from forge_core.wire.codes import ResourceKind
@@ -210,6 +211,25 @@ class GitStore(Protocol):
 
     async def tree_listing(self, repository: str, commit: str) -> bytes:
         """What ``git ls-tree -r -z`` says of the commit."""
+
+    async def tree_id(self, repository: str, commit: str) -> str:
+        """The id of the commit's root tree."""
+
+    async def read_file(
+        self, repository: str, commit: str, path: str, max_bytes: int
+    ) -> bytes | None:
+        """A file exactly as committed; None when there is none of that name (B-52).
+
+        Raises RefusedError workspace_invalid: no plain file, too large, or no such commit.
+        """
+
+    def build_context(
+        self, repository: str, commit: str, *, ignore: Ignore | None, max_bytes: int
+    ) -> AsyncIterable[bytes]:
+        """A tar of the commit's files, without what is ignored; the same bytes every time.
+
+        The Dockerfile is never left out.  Raises RefusedError workspace_invalid.
+        """
 
     async def import_bundle(
         self,

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import anyio
 
+from forge_core.dockerignore import Ignore
 from forge_core.errors import RefusedError
 from forge_core.ports import ImportedOutput
+from forge_edges.build_context import build_context
 from forge_edges.git import remove_leftovers, tree_listing
 from forge_edges.git_import import ImportLimits, import_bundle
 from forge_edges.git_input import FetchLimits, ensure_commit
+from forge_edges.git_read import read_file, tree_id
 from forge_edges.workspace_archive import workspace_archive
 
 
@@ -23,7 +26,7 @@ class GitStores:
     :param directory: where the stores are, and the quarantines beside them.
     :param clones: the operator's clones by registered name (B-40).
     :param max_workspace_bytes: of all blobs of an input commit.
-    :param max_workspace_entries: files, links and directories of an input commit.
+    :param max_workspace_entries: files, links and directories of an input commit, and of a context.
     """
 
     directory: Path
@@ -59,6 +62,28 @@ class GitStores:
             gid=gid,
             directory=directory,
             max_bytes=self.max_workspace_bytes,
+            max_entries=self.max_workspace_entries,
+        )
+
+    async def read_file(
+        self, repository: str, commit: str, path: str, max_bytes: int
+    ) -> bytes | None:
+        """See :func:`forge_edges.git_read.read_file`."""
+        return await read_file(self._store(repository), commit, path, max_bytes)
+
+    async def tree_id(self, repository: str, commit: str) -> str:
+        """See :func:`forge_edges.git_read.tree_id`."""
+        return await tree_id(self._store(repository), commit)
+
+    def build_context(
+        self, repository: str, commit: str, *, ignore: Ignore | None, max_bytes: int
+    ) -> AsyncIterable[bytes]:
+        """See :func:`forge_edges.build_context.build_context`."""
+        return build_context(
+            self._store(repository),
+            commit,
+            ignore=ignore,
+            max_bytes=max_bytes,
             max_entries=self.max_workspace_entries,
         )
 

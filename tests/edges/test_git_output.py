@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forge_core.errors import RefusedError
-from forge_edges import git_import, workspace_archive
+from forge_edges import git_import, tree_archive
 from forge_edges.git_input import ensure_commit
 
 pytestmark = pytest.mark.requirement("B-61")
@@ -88,7 +88,7 @@ async def test_the_event_loop_judges_no_tree(
 ) -> None:
     """A hundred thousand paths take seconds, in which leases must be kept."""
     judges = {git_import: ("parse_changes", "parse_listing", "changes_violation")}
-    judges[workspace_archive] = ("parse_listing", "input_violation")
+    judges[tree_archive] = ("parse_listing", "input_violation")
     on_the_loop, seen = [], set()
 
     def watched(name: str, judge: Callable[..., object]) -> Callable[..., object]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterable, AsyncIterator
 
 import anyio
 
+from forge_core.dockerignore import Ignore
 from forge_core.errors import RefusedError
 from forge_core.ports import ImportedOutput
 
@@ -17,10 +19,12 @@ class SimulatedGit:
     """:class:`forge_core.ports.GitStore`; the store outlives the process.
 
     :ivar refs: what was imported, by ref.
+    :ivar files: what every commit has, by path.
     """
 
     def __init__(self, world: World, faults: Faults) -> None:
         self.refs: dict[str, str] = {}
+        self.files: dict[str, bytes] = {}
         self._world = world
         self._faults = faults
         self._rng = world.rng("git")
@@ -43,6 +47,27 @@ class SimulatedGit:
         """See the port."""
         await anyio.sleep(self._rng.uniform(0.01, 0.2))
         return f"{repository} {commit}".encode()
+
+    async def tree_id(self, repository: str, commit: str) -> str:
+        """See the port."""
+        await anyio.sleep(self._rng.uniform(0.01, 0.2))
+        return hashlib.sha1(f"{repository} {commit}".encode(), usedforsecurity=False).hexdigest()
+
+    async def read_file(
+        self, repository: str, commit: str, path: str, max_bytes: int
+    ) -> bytes | None:
+        """See the port."""
+        await anyio.sleep(self._rng.uniform(0.01, 0.2))
+        return self.files.get(path)
+
+    async def build_context(
+        self, repository: str, commit: str, *, ignore: Ignore | None, max_bytes: int
+    ) -> AsyncIterator[bytes]:
+        """See the port; it is no tar, since nobody unpacks it."""
+        for path, content in sorted(self.files.items()):
+            await anyio.sleep(self._rng.uniform(0.01, 0.2))
+            if ignore is None or not ignore.excludes(path):
+                yield path.encode() + content
 
     async def import_bundle(
         self,

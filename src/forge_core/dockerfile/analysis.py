@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from forge_core.contract import DOCKERFILE_PATH
 from forge_core.dockerfile.crashes import may_crash
 from forge_core.dockerfile.lexer import Lookup, WordError, WordTooComplex
 from forge_core.dockerfile.lines import (
@@ -32,7 +33,6 @@ from forge_core.errors import RefusedError
 from forge_core.labels import PREFIX
 from forge_core.tree_rules import printable
 
-DOCKERFILE: Final = ".forge/Dockerfile"
 MAX_STAGES: Final = 100
 MAX_VARIABLES: Final = 1_000
 MAX_FINDINGS: Final = 20
@@ -113,9 +113,9 @@ def analyse_dockerfile(data: bytes) -> DockerfileAnalysis:
 def _refusal(findings: list[str], objections: int) -> RefusedError:
     more = [f"and {objections - len(findings)} more"] if objections > len(findings) else []
     return RefusedError(
-        f"cannot build {DOCKERFILE}: {'; '.join([*findings, *more])}",
+        f"cannot build {DOCKERFILE_PATH}: {'; '.join([*findings, *more])}",
         code="image_policy_denied",
-        field=DOCKERFILE,
+        field=DOCKERFILE_PATH,
     )
 
 

@@ -47,9 +47,7 @@ def _expanded_documents(instruction: Instruction) -> Iterator[str]:
 def _meets_empty_pattern(text: str, lookup: Lookup, escape: str, quotes: str) -> bool:
     if "${" not in text or not ("#" in text or "%" in text):
         return False
-    lexer = Lexer(
-        text, escape=escape, lookup=lookup, quotes=quotes, max_characters=_MAX_CHARACTERS
-    )
+    lexer = Lexer(text, escape=escape, lookup=lookup, quotes=quotes, max_characters=_MAX_CHARACTERS)
     try:
         lexer.read()
     except EmptyPattern:
