@@ -202,6 +202,11 @@ async def test_nothing_stays_open() -> None:
     assert len(os.listdir("/proc/self/fd")) <= len(before) + 1
 
 
+def resident_bytes() -> int:
+    """How much memory this process has now (proc(5), statm)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 class Pieces:
     """An endless input that says how much of it was asked for, and that it was closed."""
 
@@ -247,6 +252,27 @@ sys.exit(7)
     assert sum(map(len, output)) == 64 * 131_072
     assert pieces.closed
     assert all(len(piece) <= 65_536 for piece in output)
+
+
+async def test_much_output_without_a_line_takes_no_memory() -> None:
+    heard = [0, 0]
+
+    def listen(data: bytes) -> None:
+        heard[0] += len(data)
+        heard[1] = max(heard[1], resident_bytes())
+
+    code = "import os\nfor _ in range(3200): os.write(1, b'x' * 65536)"
+    before = resident_bytes()
+    status = await stream(
+        [sys.executable, "-I", "-S", "-c", code],
+        env=ENV,
+        cwd=HERE,
+        bounds=BOUNDS,
+        input=Pieces(b"", 0),
+        on_output=listen,
+    )
+    assert (status, heard[0]) == (0, 200 << 20)
+    assert heard[1] - before < 8 << 20
 
 
 async def test_a_program_that_wants_no_more_ends_the_input() -> None:
