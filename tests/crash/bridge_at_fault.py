@@ -47,6 +47,7 @@ LOOKS: Final = frozenset(
         "info",
         "inspect_container",
         "inspect_image",
+        "list_images",
         "list_resources",
         "network_endpoints",
         "wait_container",
