@@ -78,10 +78,13 @@ class DockerfileAnalysis:
     :param external: every image from outside, as it is written, each once, in the order of the
         file; its frontend (``# syntax=``) too.
     :param syntax: that frontend: a program that reads the file and runs beside the build.
+    :param reads_context: whether an instruction of the file could take files of the repository;
+        what a base image's ``ONBUILD`` would take is not seen here.
     """
 
     external: tuple[str, ...]
     syntax: str | None = None
+    reads_context: bool = True
 
 
 def analyse_dockerfile(data: bytes) -> DockerfileAnalysis:
@@ -107,7 +110,7 @@ def analyse_dockerfile(data: bytes) -> DockerfileAnalysis:
         reader.object_to(Instruction(fault.line, fault.instruction), str(fault))
     if reader.objections:
         raise _refusal(reader.findings, reader.objections)
-    return DockerfileAnalysis(tuple(reader.external), reader.syntax)
+    return DockerfileAnalysis(tuple(reader.external), reader.syntax, reader.reads_context)
 
 
 def _refusal(findings: list[str], objections: int) -> RefusedError:
@@ -129,6 +132,7 @@ class _Reader:
     stages: list[StageVariables] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     objections: int = 0
+    reads_context: bool = False
     _numbers: dict[str, int] = field(default_factory=dict)
     _globals: GlobalVariables = field(default_factory=GlobalVariables)
     _variables: int = 0
@@ -137,6 +141,7 @@ class _Reader:
     def use_frontend(self, line: int, reference: str) -> None:
         """Another frontend reads the file in its own way; pinned, it can be checked at least."""
         self.syntax = reference
+        self.reads_context = True
         self._now = Instruction(line, "# syntax")
         self._fetch(reference)
 
@@ -213,6 +218,8 @@ class _Reader:
             self._numbers[name] = len(self.stages) - 1
 
     def _copy(self) -> None:
+        if not any(name == "from" and source for name, source in self._now.options()):
+            self.reads_context = True
         for name, source in self._now.options():
             if name != "from" or not source:
                 continue
@@ -242,6 +249,8 @@ class _Reader:
             self._object(f"a {kind} mount has no option {_shown(min(unknown))}")
         if source:  # a number is no stage here
             self._take_from(source)
+        elif kind == "bind":
+            self.reads_context = True
 
     def _take_from(self, source: str) -> None:
         number = self._numbers.get(source.lower())
@@ -255,6 +264,7 @@ class _Reader:
             self._object(f"from={_shown(source)} is no stage above this one")
 
     def _add(self) -> None:
+        self.reads_context = True
         sources = json_array(self._now)
         if sources is None:
             sources = _BLANKS.split(self._now.arguments)
