@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -58,6 +59,10 @@ logger = structlog.get_logger(__name__)
 
 CLOSE_MS: Final = 20_000
 """What an orderly end needs besides the deadlines that it keeps itself."""
+
+NOT_IN_ORDER: Final = 1
+AT_ONCE_S: Final = 2.0
+"""What a stop at once leaves to what will not be cancelled: a removal, a thread in a call."""
 
 SUPERVISOR: Final = Path(__file__).parents[1] / "forge_supervisor"
 
@@ -227,15 +232,19 @@ async def _reachable_engine(
         yield engine
 
 
-async def _until_stopped(settings: BridgeSettings, learn: LearnSecret) -> None:
+async def _until_stopped(settings: BridgeSettings, learn: LearnSecret) -> bool:
+    """Whether everything that had begun was ended in order."""
     stop, is_open = anyio.Event(), anyio.Event()
+    in_order = False
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch_signals, stop, is_open, tasks.cancel_scope)
+        await tasks.start(_watch_signals, stop, is_open, tasks.cancel_scope)
         async with open_bridge(settings, learn=learn) as bridge:
             is_open.set()
             tasks.start_soon(_tell_manager, settings, stop)
             await bridge.run(stop)
+        in_order = True
         tasks.cancel_scope.cancel()
+    return in_order or not is_open.is_set()
 
 
 async def _tell_manager(settings: BridgeSettings, stop: anyio.Event) -> None:
@@ -257,20 +266,35 @@ async def _show_life(manager: ServiceManager, every_ms: int) -> None:
 
 
 async def _watch_signals(
-    stop: anyio.Event, is_open: anyio.Event, at_once: anyio.CancelScope
+    stop: anyio.Event,
+    is_open: anyio.Event,
+    at_once: anyio.CancelScope,
+    *,
+    task_status: anyio.abc.TaskStatus[None],
 ) -> None:
     """The first signal stops in order, the second, or one before anything runs, at once."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
         async for _ in signals:
-            if stop.is_set() or not is_open.is_set():
-                logger.warning("stopping at once; the next start cleans up")
-                at_once.cancel()
-                return
-            stop.set()
+            if is_open.is_set() and not stop.is_set():
+                stop.set()
+                continue
+            logger.warning("stopping at once; the next start cleans up")
+            if is_open.is_set():
+                _end_process_in(AT_ONCE_S)
+            at_once.cancel()
+            return
+
+
+def _end_process_in(seconds: float) -> None:
+    """However much is shielded: dying loses nothing here (docs/explanation/crash-matrix.md)."""
+    end = threading.Timer(seconds, os._exit, (NOT_IN_ORDER,))
+    end.daemon = True
+    end.start()
 
 
 def run_bridge(settings: BridgeSettings) -> int:
-    """Run until a signal; returns the exit status.
+    """Run until a signal; returns the exit status: 0 stopped in order, 1 at once.
 
     :raises ForgeError: the bridge could not start; see :func:`open_bridge`.
     """
@@ -279,5 +303,5 @@ def run_bridge(settings: BridgeSettings) -> int:
         secrets.learn(token.get_secret_value())
     configure_logging(settings.log_format, settings.log_level, mask=secrets.mask)
     with first_error():
-        anyio.run(_until_stopped, settings, secrets.learn)
-    return 0
+        in_order = anyio.run(_until_stopped, settings, secrets.learn)
+    return 0 if in_order else NOT_IN_ORDER

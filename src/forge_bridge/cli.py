@@ -89,8 +89,8 @@ def run(context: typer.Context, settings_file: SettingsFile = None) -> None:
 
     SIGTERM or SIGINT stops it in order; a second one at once.
 
-    Exit status: 0 stopped in order, 1 failed, 2 settings cannot be used, 75 another bridge holds
-    the lock.
+    Exit status: 0 stopped in order, 1 failed or stopped at once, 2 settings cannot be used, 75
+    another bridge holds the lock.
     """
     from forge_bridge.settings import make_default_parents, require_to_run
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -169,6 +172,94 @@ async def test_no_grace_holds_up_a_stop_at_once(tmp_path: Path) -> None:
     async with memory_bridge(tmp_path, engine=engine) as bridge:
         assert (await bridge.hub.over(attempt_id))["cleanup"] == "complete"
         assert engine.is_empty
+
+
+@pytest.mark.requirement("B-01", "B-82", "B-83")
+async def test_no_teardown_holds_up_a_stop_at_once(tmp_path: Path) -> None:
+    engine, asked = MemoryEngine(), anyio.Event()
+    remove_container = engine.remove_container
+
+    async def never(_container: str) -> None:
+        asked.set()
+        await anyio.sleep_forever()
+
+    engine.remove_container = never  # type: ignore[method-assign]
+    with anyio.fail_after(20):
+        async with (
+            memory_bridge(tmp_path, engine=engine, attend=False) as bridge,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(bridge.service.connect_once)
+            await bridge.hub.online()
+            attempt_id = await bridge.run("true")
+            await asked.wait()
+            bridge.runner.tasks.cancel_scope.cancel()
+            await anyio.sleep_forever()
+    engine.remove_container = remove_container  # type: ignore[method-assign]
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+        result = await bridge.hub.over(attempt_id)
+        assert result["outcome"] == "succeeded"
+        report = await bridge.hub.next("SubmitCleanupReport", attemptId=attempt_id)
+        assert "forge-agent" in str(report)
+        assert engine.is_empty
+
+
+SLOW_TO_STOP = """
+import contextlib, os, sys, threading
+import anyio
+from forge_bridge import app
+from forge_bridge.settings import default_bridge_service_config
+
+class Bridge:
+    async def run(self, stop):
+        print("open", flush=True)
+        await stop.wait()
+        print("stopping", flush=True)
+        if sys.argv[1] == "obliging":
+            await anyio.sleep_forever()
+        if sys.argv[1] == "shielded":
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep_forever()
+        if sys.argv[1] == "threaded":
+            wait = threading.Event().wait
+            await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
+
+@contextlib.asynccontextmanager
+async def open_bridge(settings, **_):
+    if sys.argv[1] == "opening":
+        print("open", flush=True)
+        await anyio.sleep_forever()
+    yield Bridge()
+
+app.open_bridge = open_bridge
+sys.exit(app.run_bridge(default_bridge_service_config()))
+"""
+
+
+@pytest.mark.requirement("B-01")
+@pytest.mark.parametrize(
+    ("manner", "signals", "status"),
+    [
+        ("prompt", 1, 0),
+        ("opening", 1, 0),
+        ("obliging", 2, 1),
+        ("shielded", 2, 1),
+        ("threaded", 2, 1),
+    ],
+)
+def test_the_second_signal_ends_the_process_whatever_it_is_doing(
+    manner: str, signals: int, status: int
+) -> None:
+    command = [sys.executable, "-c", SLOW_TO_STOP, manner]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            for said in (b"open\n", b"stopping\n")[:signals]:
+                assert process.stdout.readline() == said
+                process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == status
+        finally:
+            process.kill()
 
 
 @pytest.mark.engine("d26")

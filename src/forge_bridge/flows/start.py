@@ -110,7 +110,10 @@ async def _begin(runner: Runner, run: AttemptRun, start: Start, received_ms: int
 
 
 async def run_attempt(context: StageContext) -> None:
-    """From the first stage to the last resource; owned by the bridge's root task group."""
+    """From the first stage to the last resource; owned by the bridge's root task group.
+
+    Only a stop at once cancels it, and then the next start removes what is left.
+    """
     run = context.run
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run.keep_deadlines)
@@ -120,8 +123,7 @@ async def run_attempt(context: StageContext) -> None:
         detail = run.masker.mask(detail)
     run.log.info("stages ended", failure=failure, detail=detail)
     await _conclude(run, failure, detail)
-    with anyio.CancelScope(shield=True):
-        await tear_down(run, context.engine, CleanupTrigger.TEARDOWN)
+    await tear_down(run, context.engine, CleanupTrigger.TEARDOWN)
 
 
 async def _run_stages(context: StageContext) -> tuple[FailureCode | None, str | None]:
