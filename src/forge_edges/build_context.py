@@ -7,7 +7,8 @@ Source: B-52; sandbox.md, Images; docs/reference/dockerfile.md.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -27,7 +28,7 @@ _NOBODY: Final = Owner(b"", 0, 0, 0)
 
 async def build_context(
     store_path: Path, commit: str, *, ignore: Ignore | None, max_bytes: int, max_entries: int
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """Tar stream of what *ignore* leaves of *commit*'s tree: time 0, owner 0:0, modes 0644, 0755.
 
     Gitlinks become empty directories.  Nothing is yielded before the whole tree has passed the
@@ -45,8 +46,9 @@ async def build_context(
     check = partial(check_size, max_bytes=max_bytes, max_entries=max_entries)
     what = f"cannot send commit {commit} to a builder, leave more out in .dockerignore"
     await anyio.to_thread.run_sync(check, entries, what)
-    async for chunk in tree_entries(store, entries, _NOBODY, store_path):
-        yield chunk
+    async with aclosing(tree_entries(store, entries, _NOBODY, store_path)) as chunks:
+        async for chunk in chunks:
+            yield chunk
     yield END_OF_ARCHIVE
 
 

@@ -7,11 +7,9 @@ from typing import Final
 
 from forge_core.errors import RefusedError
 from forge_core.tree_rules import (
-    MODE_EXECUTABLE,
-    MODE_FILE,
+    MODE_GITLINK,
     MODE_SYMLINK,
     MODE_TREE,
-    TreeEntry,
     parents,
     parse_listing,
     printable,
@@ -23,7 +21,11 @@ from forge_edges.tree_archive import invalid
 
 _TIMEOUT_MS: Final = 60_000
 _MAX_LISTING_BYTES: Final = 1 << 20
-_NOT_A_FILE: Final = {MODE_TREE: "a directory", MODE_SYMLINK: "a symbolic link"}
+_KINDS: Final = {
+    MODE_TREE: "a directory",
+    MODE_SYMLINK: "a symbolic link",
+    MODE_GITLINK: "a submodule",
+}
 
 
 async def read_file(store_path: Path, commit: str, path: str, max_bytes: int) -> bytes | None:
@@ -47,14 +49,13 @@ async def read_file(store_path: Path, commit: str, path: str, max_bytes: int) ->
     except RefusedError as error:
         raise invalid(f"cannot read commit {commit}: {error}") from error
     found = {entry.path: entry for entry in parse_listing(listing)}
-    for directory in above:
-        if directory not in found:
+    for one in (*above, name):
+        if one not in found:
             return None
-        _need(found[directory], (MODE_TREE,), commit)
-    if name not in found:
-        return None
+        kind = _KINDS.get(found[one].mode, "a file")
+        if kind != ("a file" if one == name else "a directory"):
+            raise invalid(f"cannot read {printable(one)} of commit {commit}: it is {kind}")
     entry = found[name]
-    _need(entry, (MODE_FILE, MODE_EXECUTABLE, 0o100664), commit)
     if entry.size_bytes > max_bytes:
         raise invalid(
             f"cannot read {printable(name)} of commit {commit}: {entry.size_bytes} bytes, "
@@ -74,9 +75,3 @@ async def tree_id(store_path: Path, commit: str) -> str:
     except RefusedError as error:
         raise invalid(f"cannot read commit {commit}: {error}") from error
     return found.decode("ascii").strip()
-
-
-def _need(entry: TreeEntry, modes: tuple[int, ...], commit: str) -> None:
-    if entry.mode not in modes:
-        what = _NOT_A_FILE.get(entry.mode, "no directory" if MODE_TREE in modes else "a submodule")
-        raise invalid(f"cannot read {printable(entry.path)} of commit {commit}: it is {what}")

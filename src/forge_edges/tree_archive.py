@@ -8,7 +8,7 @@ is ever written through one, whoever extracts the stream.  Memory stays flat, on
 from __future__ import annotations
 
 import tarfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -98,7 +98,7 @@ def check_size(
 
 async def tree_entries(
     store: Repository, entries: Sequence[TreeEntry], owner: Owner, scratch: Path
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """*entries* as the middle of a tar stream; a gitlink is an empty directory.
 
     :param scratch: where a file without a name may be.

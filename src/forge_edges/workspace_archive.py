@@ -7,7 +7,8 @@ index, and without a remote, a credential, a hook or a history.  Packs go by way
 from __future__ import annotations
 
 import tarfile
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
@@ -53,7 +54,7 @@ async def workspace_archive(
     directory: str = ".",
     max_bytes: int,
     max_entries: int,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """Tar stream of *commit*'s tree with a ``.git`` of its own, everything owned by *uid*:*gid*.
 
     Gitlinks become empty directories.  Nothing is yielded before the whole tree has passed the
@@ -80,10 +81,13 @@ async def workspace_archive(
     ) as scratch:
         await _pack(scratch, commit)
         yield owner.header(b"", tarfile.DIRTYPE, mode=0o755)
-        async for chunk in _in_workers(_git_directory(scratch.path, commit, owner)):
-            yield chunk
-        async for chunk in tree_entries(store, entries, owner, scratch.path):
-            yield chunk
+        for part in (
+            _in_workers(_git_directory(scratch.path, commit, owner)),
+            tree_entries(store, entries, owner, scratch.path),
+        ):
+            async with aclosing(part):
+                async for chunk in part:
+                    yield chunk
     yield END_OF_ARCHIVE
 
 
@@ -97,7 +101,7 @@ async def _pack(scratch: Repository, commit: str) -> None:
     await scratch.output("read-tree", f"--index-output={scratch.path / 'index'}", commit)
 
 
-async def _in_workers(pieces: Generator[bytes]) -> AsyncIterator[bytes]:
+async def _in_workers(pieces: Generator[bytes]) -> AsyncGenerator[bytes]:
     """What a generator that reads files yields, run in worker threads a chunk at a time."""
 
     def next_chunk() -> bytes:
