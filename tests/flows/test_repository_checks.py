@@ -80,6 +80,7 @@ async def test_a_starter_passes_at_once_and_without_a_warning_once_committed(
         (check, Verdict.WARN) for check in checks
     ]
     assert finding(fresh).remedy == "git add .forge && git commit"
+    assert finding(fresh).evidence.endswith("it is not committed, and runners read commits")
     sha = commit(repository)
     committed = await check_repository(repository)
     assert committed.commit == sha
@@ -107,6 +108,9 @@ async def test_the_working_tree_is_compared_and_not_believed(repository: Path) -
     other = finding(await check_repository(repository))
     assert other.verdict is Verdict.WARN
     assert "the working tree has another one, which no runner reads" in other.evidence
+    assert "and it is wrong: cannot use .forge/forge.sandbox.yml: line 2: " in other.evidence
+    write(repository, contract=f"{EMPTY}tmp: {{}}\n")
+    assert finding(await check_repository(repository)).evidence.endswith("which no runner reads")
 
 
 async def test_line_ends_of_a_checkout_are_no_difference(repository: Path) -> None:

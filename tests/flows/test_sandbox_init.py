@@ -8,12 +8,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from engines import Engine
 from forge_bridge.starter import Kind
-from forge_bridge.starter.base_image import is_pinned
+from forge_bridge.starter.base_image import is_pinned, pinned_base
 from forge_bridge.starter.begin import begin
 from forge_bridge.starter.project import look_at
 from forge_bridge.starter.render import starter_for
@@ -95,6 +96,8 @@ def test_every_starter_can_be_used_as_it_is_and_with_all_its_examples(
     starter = starter_for(project, base)
     contract = read_contract(starter.files[CONTRACT_PATH].encode())
     assert (contract.image is not None) == (base is not None)
+    searched = base is not None and files is LOCKED and kind in (Kind.PYTHON, Kind.NODE)
+    assert ("PATH" in contract.environment) == searched
     whole = read_contract(uncommented(starter.files[CONTRACT_PATH]).encode())
     assert whole.services
     assert whole.network.domains
@@ -276,6 +279,27 @@ def test_a_base_with_its_digest_needs_no_engine(repository: Path) -> None:
 def test_a_base_that_is_no_reference_is_refused(base: str) -> None:
     with pytest.raises(RefusedError, match="cannot use --base: "):
         is_pinned(base)
+
+
+class OneImage:
+    """An engine with one image."""
+
+    def __init__(self, *digests: str) -> None:
+        self._digests = digests
+
+    async def inspect_image(self, reference: str) -> dict[str, object]:
+        return {"RepoDigests": list(self._digests)}
+
+
+@pytest.mark.parametrize(
+    ("image", "number"),
+    [("python:3.12", 1), ("python", 1), ("mirror.example:5000/python", 0), ("5e1f", 0)],
+)
+async def test_of_several_registries_the_named_one_counts(image: str, number: int) -> None:
+    digests = (f"mirror.example:5000/python@sha256:{'a' * 64}", f"python@sha256:{'b' * 64}")
+    assert await pinned_base(cast("Any", OneImage(*digests)), image) == digests[number]
+    with pytest.raises(RefusedError, match="it came from no registry"):
+        await pinned_base(cast("Any", OneImage()), image)
 
 
 @pytest.mark.engine("d26")

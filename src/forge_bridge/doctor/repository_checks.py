@@ -186,9 +186,17 @@ def _compared(check: Check, files: Files, path: str, told: str) -> CheckResult:
     if path not in files.committed:
         return check.warns(f"{told}; it is not committed, and runners read commits", _COMMIT_IT)
     if path in files.working and files.differ(path):
-        other = "; the working tree has another one, which no runner reads"
-        return check.warns(f"{told}{other}", _COMMIT_IT)
+        other = "the working tree has another one, which no runner reads"
+        return check.warns(f"{told}; {other}{_also_wrong(files, path)}", _COMMIT_IT)
     return check.passed(told)
+
+
+def _also_wrong(files: Files, path: str) -> str:
+    try:
+        (read_contract if path == CONTRACT_PATH else analyse_dockerfile)(files.working[path])
+    except RefusedError as error:
+        return f", and it is wrong: {_one_line(error)}"
+    return ""
 
 
 def _described(contract: Contract) -> str:
