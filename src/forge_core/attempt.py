@@ -10,7 +10,8 @@
 Resources of a dispatch that no ledger tells of begin one in *ending*.
 
 The result is durable before teardown begins (``cleanup: pending``) and again after it
-(``complete``); its outcome never changes.  Whatever came from outside is refused before
+(``complete``); its outcome never changes.  A push whose end nobody has seen is told as
+``unknown`` before the result.  Whatever came from outside is refused before
 :func:`step`; an impossible (phase, event) pair here is a bug of ours.
 """
 
@@ -32,6 +33,8 @@ from forge_core.attempt_events import (
     Happened,
     OutputAccepted,
     OutputSeen,
+    Published,
+    PushIntended,
     RenewalArrived,
     ResourceCreated,
     ResourceIntended,
@@ -47,9 +50,11 @@ from forge_core.attempt_records import (
     FINAL_REVISION,
     Created,
     Intended,
+    Push,
     event_record,
     moment_record,
     orphaned_record,
+    publication_record,
     removal_records,
     reserved_record,
     result_record,
@@ -64,6 +69,7 @@ from forge_core.wire.codes import (
     CleanupState,
     EventType,
     FailureCode,
+    PublicationOutcome,
     RemovalOutcome,
     ResourceKind,
     Stage,
@@ -102,6 +108,8 @@ class Attempt:
 
     :ivar sequence: of the last durable event; ``stream_sequence`` of the last one sent or dropped.
     :ivar revision: of the last result; 0: its outcome is still open.
+    :ivar push: was intended, and nobody has said what came of it.
+    :ivar published: what came of the publication, which is told once.
     :ivar reports: how many cleanup reports were made.
     :ivar resisting: what the last report said, when something resisted.
     :ivar cleanup_id: of a dispatch of which only resources were found; None: it was reserved.
@@ -119,6 +127,8 @@ class Attempt:
     exit_code: int | None = None
     signal: int | None = None
     result_commit: str | None = None
+    push: Push | None = None
+    published: PublicationOutcome | None = None
     refused_renewals: int = 0
     stage: Stage | None = None
     stage_since: Now | None = None
@@ -229,6 +239,13 @@ def _running(attempt: Attempt, event: Event, now: Now) -> tuple[Attempt, Ready]:
                 result_commit=output.result_commit, files=output.files, bytes=output.size_bytes
             )
             return _tell(attempt, EventType.OUTPUT_IMPORTED, imported, now)
+        case PushIntended(branch, result_commit):
+            assert attempt.published is None, f"attempt {attempt.key}: is published already"
+            push = Push(branch=branch, result_commit=result_commit)
+            record = Record(RecordKind.PUSH_INTENT, push.to_wire())
+            return replace(attempt, push=push), recorded(record)
+        case Published(branch, result_commit, outcome):
+            return _published(attempt, Push(branch=branch, result_commit=result_commit), outcome)
     raise AssertionError(f"attempt {attempt.key}: {event} in phase {attempt.phase}")
 
 
@@ -249,6 +266,12 @@ def _agent(
             )
             payload = AgentExited(exit_code=exit_code, signal=signal)
             return _tell(attempt, EventType.AGENT_EXITED, payload, now)
+
+
+def _published(attempt: Attempt, push: Push, outcome: PublicationOutcome) -> tuple[Attempt, Ready]:
+    assert attempt.published is None, f"attempt {attempt.key}: is published already"
+    told = recorded(publication_record(attempt, push, outcome))
+    return replace(attempt, push=None, published=outcome), told
 
 
 def _expired_at(attempt: Attempt, now: Now) -> FailureCode | None:
@@ -296,10 +319,13 @@ def _conclude(attempt: Attempt, now: Now) -> tuple[Attempt, Ready]:
         return _release(attempt, now)
     attempt = _close_stage(attempt, now)
     attempt = replace(attempt, phase=Phase.ENDING, stage=Stage.TEARDOWN, stage_since=now)
+    published = Ready()
+    if attempt.push is not None:
+        attempt, published = _published(attempt, attempt.push, PublicationOutcome.UNKNOWN)
     attempt, told = _tell(attempt, EventType.TEARDOWN_STARTED, EMPTY, now)
     attempt = replace(attempt, revision=1)
-    result = result_record(attempt, CleanupState.PENDING)
-    return attempt, told.then(recorded(result, actions=(TearDown(),)))
+    result = recorded(result_record(attempt, CleanupState.PENDING), actions=(TearDown(),))
+    return attempt, published.then(told).then(result)
 
 
 def _removed(attempt: Attempt, event: ResourcesRemoved, now: Now) -> tuple[Attempt, Ready]:

@@ -8,7 +8,14 @@ from forge_core.lease import Lease
 from forge_core.ports import ImportedOutput
 from forge_core.ready import Action
 from forge_core.wire.base import WireModel
-from forge_core.wire.codes import CleanupTrigger, EventType, FailureCode, ResourceKind, Stage
+from forge_core.wire.codes import (
+    CleanupTrigger,
+    EventType,
+    FailureCode,
+    PublicationOutcome,
+    ResourceKind,
+    Stage,
+)
 from forge_core.wire.events import EMPTY
 from forge_core.wire.from_hub import LeaseUpdate
 from forge_core.wire.shapes import RemovedResource
@@ -81,6 +88,23 @@ class OutputAccepted:
 
 
 @dataclass(frozen=True, slots=True)
+class PushIntended:
+    """About to ask the remote to move a branch to the result commit."""
+
+    branch: str
+    result_commit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What came of the publication; a push that was intended is not open any more."""
+
+    branch: str
+    result_commit: str
+    outcome: PublicationOutcome
+
+
+@dataclass(frozen=True, slots=True)
 class RenewalArrived:
     """A lease update for exactly this dispatch, which may have waited for its turn since."""
 
@@ -127,6 +151,8 @@ Event = (
     | OutputSeen
     | AgentEnded
     | OutputAccepted
+    | PushIntended
+    | Published
     | RenewalArrived
     | Tick
     | EndRequested

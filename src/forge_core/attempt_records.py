@@ -15,13 +15,22 @@ from pydantic import Field
 from forge_core.labels import Owner
 from forge_core.ready import Message, Record, RecordKind
 from forge_core.resources import ResourceVector
-from forge_core.wire.base import Fence, Id, Name, Timestamp, WireModel
-from forge_core.wire.codes import CleanupState, CleanupTrigger, EventType, ResourceKind, outcome_of
+from forge_core.wire.base import Commit, Fence, Id, Name, Timestamp, WireModel
+from forge_core.wire.codes import (
+    CleanupState,
+    CleanupTrigger,
+    EventType,
+    PublicationOutcome,
+    ResourceKind,
+    outcome_of,
+)
 from forge_core.wire.from_bridge import (
     SubmitCleanupReport,
     SubmitDispatchEvent,
     SubmitDispatchResult,
+    SubmitPublication,
 )
+from forge_core.wire.from_hub import Branch
 from forge_core.wire.limits import cut_text
 from forge_core.wire.shapes import MAX_LIST, RemovedResource
 
@@ -92,6 +101,13 @@ class Created(Intended):
     id: Name
 
 
+class Push(WireModel):
+    """``push_intent``: the remote is about to be asked to move this branch."""
+
+    branch: Branch
+    result_commit: Commit
+
+
 class Removed(WireModel):
     """``removal``: what a teardown or a pass did."""
 
@@ -149,6 +165,19 @@ def result_record(attempt: Attempt, cleanup: CleanupState) -> Record:
         timings=dict(attempt.timings),
     )
     return Record(RecordKind.RESULT, result.to_wire())
+
+
+def publication_record(attempt: Attempt, push: Push, outcome: PublicationOutcome) -> Record:
+    """What came of a publication; there is one for each dispatch at most."""
+    told = SubmitPublication(
+        attempt_id=attempt.owner.attempt_id,
+        fence=attempt.owner.fence,
+        resource_runner_instance_id=attempt.owner.runner_instance_id,
+        branch=push.branch,
+        result_commit=push.result_commit,
+        outcome=outcome,
+    )
+    return Record(RecordKind.PUBLICATION, told.to_wire())
 
 
 def removal_records(

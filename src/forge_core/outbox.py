@@ -12,7 +12,8 @@ Each entry is in one of three states::
 * Some entries form a *lane*, and of a lane only the first is ever in flight: the events of one
   dispatch go by ``sequence``, its results by ``revision``, each after the acknowledgement of the
   one before.  Results have a lane of their own, so that an event on which the hub fails does not
-  hold up the outcome.  Cleanup reports and all else wait for nobody.
+  hold up the outcome; in it the dispatch's publication goes first, since the hub signs off on a
+  result with it.  Cleanup reports and all else wait for nobody.
 * A result replaces a lower revision that is not in flight and tells the same outcome: the hub
   would let it replace that one anyway.
 * An error of the hub is not an acknowledgement: the entry is tried again after 1 s … 60 s, with
@@ -45,13 +46,14 @@ MAX_ERRORS: Final = 2_000
 CLEANUP_REPORT: Final = "SubmitCleanupReport"
 DISPATCH_EVENT: Final = "SubmitDispatchEvent"
 DISPATCH_RESULT: Final = "SubmitDispatchResult"
+PUBLICATION: Final = "SubmitPublication"
 REPLAYED_METHODS: Final = frozenset(
     {
         CLEANUP_REPORT,
         DISPATCH_EVENT,
         DISPATCH_RESULT,
+        PUBLICATION,
         "SubmitLegacyResult",
-        "SubmitPublication",
         "SubmitReapOutcome",
     }
 )
@@ -99,6 +101,9 @@ def entry_of(message_id: str, method: str, payload: Mapping[str, Any], created: 
         if method == DISPATCH_EVENT:
             lane = Lane("event", str(payload["attemptId"]), int(payload["fence"]))
             return Entry(message_id, method, created, lane, int(payload["sequence"]))
+        if method == PUBLICATION:
+            lane = Lane("result", str(payload["attemptId"]), int(payload["fence"]))
+            return Entry(message_id, method, created, lane)
         if method == DISPATCH_RESULT:
             lane = Lane("result", str(payload["attemptId"]), int(payload["fence"]))
             failure = payload.get("failureCode")

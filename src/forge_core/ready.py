@@ -22,6 +22,8 @@ class RecordKind(StrEnum):
     STARTED = "started"
     INTENT = "intent"
     FACT = "fact"
+    PUSH_INTENT = "push_intent"
+    PUBLICATION = "publication"
     EVENT = "event"
     RESULT = "result"
     REMOVAL = "removal"
@@ -29,7 +31,9 @@ class RecordKind(StrEnum):
     RELEASED = "released"
 
 
-ENDING: Final = frozenset({RecordKind.RESULT, RecordKind.REMOVAL, RecordKind.RELEASED})
+ENDING: Final = frozenset(
+    {RecordKind.PUBLICATION, RecordKind.RESULT, RecordKind.REMOVAL, RecordKind.RELEASED}
+)
 """What must be told of a dispatch, and can only be told once it has happened: a ledger keeps
 room for it."""
 
@@ -93,6 +97,9 @@ def messages_of(records: Iterable[Record]) -> tuple[Message, ...]:
         match record.kind:
             case RecordKind.EVENT:
                 messages.append(Message(data["eventId"], "SubmitDispatchEvent", data))
+            case RecordKind.PUBLICATION:
+                key = f"{data['attemptId']}.{data['fence']}.publication"
+                messages.append(Message(key, "SubmitPublication", data))
             case RecordKind.RESULT:
                 key = f"{data['attemptId']}.{data['fence']}.r{data['revision']}"
                 messages.append(Message(key, "SubmitDispatchResult", data))

@@ -2,7 +2,8 @@
 
 A restart does not adopt anything: the dispatch is ended with ``bridge_stopped`` (unless its
 result was already durable), its resources are removed, and the same machine that runs live
-dispatches says what is recorded and told about it.
+dispatches says what is recorded and told about it.  A push that was intended and whose end was
+not recorded is told as ``unknown``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from forge_core.attempt import Attempt, Phase, orphaned
-from forge_core.attempt_records import Created, Intended, Moment, Orphaned, Removed, Reserved
+from forge_core.attempt_records import (
+    Created,
+    Intended,
+    Moment,
+    Orphaned,
+    Push,
+    Removed,
+    Reserved,
+)
 from forge_core.errors import RefusedError
 from forge_core.ready import Record, RecordKind
 from forge_core.resources import ResourceVector
@@ -23,6 +32,7 @@ from forge_core.wire.from_bridge import (
     SubmitCleanupReport,
     SubmitDispatchEvent,
     SubmitDispatchResult,
+    SubmitPublication,
 )
 
 _FIRST: Final = (RecordKind.RESERVED, RecordKind.ORPHANED)
@@ -71,6 +81,11 @@ def _apply(attempt: Attempt, record: Record) -> Attempt:
         case RecordKind.FACT:
             _read(Created, data, kind)
             return attempt
+        case RecordKind.PUSH_INTENT:
+            return replace(attempt, push=_read(Push, data, kind))
+        case RecordKind.PUBLICATION:
+            told = _read(SubmitPublication, data, kind)
+            return replace(attempt, push=None, published=told.outcome)
         case RecordKind.EVENT:
             return _event(attempt, _read(SubmitDispatchEvent, data, kind))
         case RecordKind.RESULT:

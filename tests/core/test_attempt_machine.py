@@ -39,6 +39,8 @@ from forge_core.attempt_events import (
     Happened,
     OutputAccepted,
     OutputSeen,
+    Published,
+    PushIntended,
     RenewalArrived,
     ResourceCreated,
     ResourceIntended,
@@ -56,6 +58,7 @@ from forge_core.wire.codes import (
     CleanupTrigger,
     EventType,
     FailureCode,
+    PublicationOutcome,
     RemovalOutcome,
     ResourceKind,
     Stage,
@@ -127,6 +130,8 @@ def what_matters(attempt: Attempt) -> dict[str, object]:
         "status": (attempt.exit_code, attempt.signal),
         "commit": attempt.result_commit if not decided or attempt.failure is None else None,
         "timings": dict(attempt.timings) if decided else {},
+        "push": attempt.push,
+        "published": attempt.published,
         "reports": attempt.reports,
         "resisting": attempt.resisting if attempt.phase is Phase.DEGRADED else None,
     }
@@ -142,6 +147,11 @@ def require_true_to_itself(records: list[Record]) -> None:
     assert len({(result["outcome"], result.get("failureCode")) for result in results}) <= 1
     revisions = [result["revision"] for result in results]
     assert revisions in ([], [1], [2], [1, 2])
+    kinds = [r.kind for r in records]
+    assert kinds.count(RecordKind.PUBLICATION) <= 1
+    if RecordKind.RESULT in kinds and RecordKind.PUSH_INTENT in kinds:
+        # Whoever signs off on a result knows what became of a push.
+        assert kinds.index(RecordKind.PUBLICATION) < kinds.index(RecordKind.RESULT)
     released = [n for n, r in enumerate(records) if r.kind is RecordKind.RELEASED]
     assert released in ([], [len(records) - 1])
     assert not released or revisions[-1] == 2
@@ -273,6 +283,17 @@ class AttemptMachine(RuleBasedStateMachine):
         elif isinstance(event, UNFIT):
             with pytest.raises(AssertionError, match="in phase"):
                 core.step(self.attempt, event, now_at(self.now_ms))
+
+    @precondition(lambda self: self.is_in(Phase.RUNNING) and self.attempt.published is None)
+    @rule(outcome=st.none() | st.sampled_from(PublicationOutcome))
+    def publish(self, outcome: PublicationOutcome | None) -> None:
+        """None: only the intent."""
+        if outcome is None:
+            self.feed(PushIntended("main", COMMIT))
+            assert self.attempt.push is not None
+        else:
+            self.feed(Published("main", COMMIT, outcome))
+            assert self.attempt.push is None
 
     @precondition(lambda self: not self.is_in(Phase.RESERVED, Phase.ENDED))
     @rule()

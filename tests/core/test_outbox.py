@@ -36,6 +36,11 @@ def result(revision: int, created: int, outcome: str = "succeeded") -> Entry:
     return entry_of(f"a1.1.r{revision}", "SubmitDispatchResult", payload, created)
 
 
+def publication(created: int) -> Entry:
+    payload = {"attemptId": "a1", "fence": 1, "outcome": "pushed"}
+    return entry_of("a1.1.publication", "SubmitPublication", payload, created)
+
+
 def report(created: int) -> Entry:
     return entry_of(f"report-{created}", "SubmitCleanupReport", {}, created)
 
@@ -100,6 +105,17 @@ def test_a_result_replaces_a_lower_revision_that_tells_the_same() -> None:
     outbox = filled(result(1, 1), result(2, 2))
     assert ids(outbox.take_superfluous()) == ["a1.1.r1"]
     assert outbox.take_superfluous() == ()
+    assert ids(outbox.take(0)) == ["a1.1.r2"]
+
+
+@pytest.mark.requirement("B-64")
+def test_a_publication_goes_before_the_result_which_waits_for_its_acknowledgement() -> None:
+    outbox = filled(result(1, 1), publication(2), result(2, 3))
+    assert ids(outbox.take(0)) == ["a1.1.publication"]
+    assert outbox.holds_result("a1", 1)
+    outbox.lost("a1.1.publication")
+    assert ids(outbox.take(0)) == ["a1.1.publication"]
+    outbox.acknowledged("a1.1.publication")
     assert ids(outbox.take(0)) == ["a1.1.r2"]
 
 

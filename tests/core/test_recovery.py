@@ -14,6 +14,8 @@ from forge_core.attempt import Phase
 from forge_core.attempt_events import (
     AgentEnded,
     OutputAccepted,
+    Published,
+    PushIntended,
     ResourceCreated,
     ResourceIntended,
     ResourcesRemoved,
@@ -25,7 +27,14 @@ from forge_core.ports import ImportedOutput
 from forge_core.ready import Record, RecordKind, messages_of
 from forge_core.recovery import restore
 from forge_core.teardown import removal_plan
-from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ResourceKind, Stage
+from forge_core.wire.codes import (
+    CleanupTrigger,
+    FailureCode,
+    PublicationOutcome,
+    RemovalOutcome,
+    ResourceKind,
+    Stage,
+)
 
 
 def whole_life() -> list[Record]:
@@ -40,6 +49,8 @@ def whole_life() -> list[Record]:
         ResourceCreated(ResourceKind.CONTAINER, "4f1d", "forge-agent-1", "agent"),
         AgentEnded(exit_code=0),
         OutputAccepted(ImportedOutput("c" * 40, 1, 10)),
+        PushIntended("main", "c" * 40),
+        Published("main", "c" * 40, PublicationOutcome.PUSHED),
         StagesEnded(),
         ResourcesRemoved(trigger, (removed(RemovalOutcome.FAILED, "busy"),)),
         ResourcesRemoved(trigger, (removed(RemovalOutcome.REMOVED),)),
@@ -118,6 +129,24 @@ def test_what_the_agent_did_is_not_lost_with_the_process() -> None:
     attempt, _ = restore(LIFE[:upto])
     assert (attempt.phase, attempt.exit_code) == (Phase.RUNNING, 0)
     assert attempt.result_commit == "c" * 40
+
+
+@pytest.mark.requirement("B-63", "B-64")
+def test_a_push_whose_end_was_not_recorded_is_told_as_unknown_before_the_result() -> None:
+    upto = next(n for n, r in enumerate(LIFE) if r.kind is RecordKind.PUBLICATION)
+    attempt, _ = restore(LIFE[:upto])
+    ended = StagesEnded(FailureCode.BRIDGE_STOPPED)
+    _, ready = core.step(attempt, ended, now_at(9))
+    told = [m for m in ready.messages if m.method != "SubmitDispatchEvent"]
+    assert [m.method for m in told] == ["SubmitPublication", "SubmitDispatchResult"]
+    publication = told[0].payload
+    assert (publication["outcome"], publication["branch"]) == ("unknown", "main")
+    assert publication["resultCommit"] == "c" * 40
+    attempt, _ = restore(LIFE[: upto + 1])
+    _, ready = core.step(attempt, ended, now_at(9))
+    assert "SubmitPublication" not in {m.method for m in ready.messages}
+    (known,) = [m for m in messages_of(LIFE[: upto + 1]) if m.method == "SubmitPublication"]
+    assert known.id == told[0].id
 
 
 @pytest.mark.requirement("B-83")

@@ -20,6 +20,8 @@ from forge_core.attempt_events import (
     Happened,
     OutputAccepted,
     OutputSeen,
+    Published,
+    PushIntended,
     RenewalArrived,
     ResourceCreated,
     ResourceIntended,
@@ -38,6 +40,7 @@ from forge_core.wire.codes import (
     CleanupTrigger,
     EventType,
     FailureCode,
+    PublicationOutcome,
     RemovalOutcome,
     ResourceKind,
     Stage,
@@ -118,6 +121,8 @@ def shown_record(record: Record) -> str:
             return f"{record.kind} {data.get('trigger', '')} {done}".replace("  ", " ")
         case RecordKind.INTENT | RecordKind.FACT:
             return f"{record.kind} {data['kind']} {data['name']} {data.get('id', '')}".rstrip()
+        case RecordKind.PUSH_INTENT | RecordKind.PUBLICATION:
+            return f"{record.kind} {data['branch']} {data.get('outcome', '')}".rstrip()
         case RecordKind.RESERVED:
             return f"reserved {data['attemptId']} under fence {data['fence']}"
         case _:
@@ -211,6 +216,10 @@ EVENTS: dict[str, Callable[[int, Words], Event]] = {
             words.number("files", 0),
             words.number("bytes", 0),
         )
+    ),
+    "push": lambda _, words: PushIntended(words.bare[0], COMMIT),
+    "published": lambda _, words: Published(
+        words.bare[0], COMMIT, PublicationOutcome(words.bare[1])
     ),
     "end": lambda _, words: EndRequested(FailureCode(words.bare[0]), words.text(1)),
     "stages-ended": lambda _, words: StagesEnded(
