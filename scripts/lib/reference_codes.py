@@ -84,7 +84,7 @@ _FAILURES = {
     FailureCode.SERVICE_NOT_READY: "A service was not ready in time, or died.",
     FailureCode.SECRET_GRANT_DENIED: "Secrets could not be redeemed; a handle works once.",
     FailureCode.LEASE_EXPIRED: "No renewal came in time: hub, network or bridge were away.",
-    FailureCode.HARD_WALL_EXPIRED: "The agent ran for as long as any may.",
+    FailureCode.HARD_WALL_EXPIRED: "Agent and output together took as long as any may.",
     FailureCode.IDLE_EXPIRED: "The agent printed nothing for too long.",
     FailureCode.CANCELLED: "Somebody cancelled it.",
     FailureCode.SUPERSEDED: "A later dispatch of the same attempt took its place.",

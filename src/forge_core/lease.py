@@ -132,8 +132,8 @@ def agent_started(lease: Lease, now_ms: int) -> Lease:
 
 
 def agent_ended(lease: Lease) -> Lease:
-    """From here on only the lease itself counts: importing and pushing are not the agent's."""
-    return replace(lease, hard_wall_at_ms=None, idle_at_ms=None)
+    """It prints nothing any more; what its output takes still counts to the wall (B-36)."""
+    return replace(lease, idle_at_ms=None)
 
 
 def output_seen(lease: Lease, now_ms: int) -> Lease:

@@ -155,9 +155,10 @@ class Timeline:
 
     def limits(self) -> list[tuple[int, int, Deadline]]:
         limits = [(self.deadline_ms, 1, Deadline.LEASE)]
-        if self.started_ms is not None and not self.ended:
+        if self.started_ms is not None:
             limits.append((self.started_ms + 5_000, 0, Deadline.HARD_WALL))
-            limits.append((self.spoke_ms + 500, 2, Deadline.IDLE))
+            if not self.ended:
+                limits.append((self.spoke_ms + 500, 2, Deadline.IDLE))
         return limits
 
     def look(self, now_ms: int) -> Deadline | None:
@@ -192,7 +193,7 @@ def test_equals_a_naive_timeline(sequence: list[tuple[int, str, int]]) -> None:
 
 
 def happen(lease: Lease, twin: Timeline, what: str, ttl_ms: int, now_ms: int) -> Lease:
-    wall_ms = twin.started_ms + 5_000 if twin.started_ms is not None and not twin.ended else None
+    wall_ms = None if twin.started_ms is None else twin.started_ms + 5_000
     match what:
         case "renew":
             twin.sequence += 1

@@ -15,6 +15,7 @@ import anyio
 import pytest
 from bridge_parts import KEY, Bridge, git, memory_bridge, real_bridge
 from memory_engine import Container, MemoryEngine
+from scripted_hub import renewal
 
 from engines import Engine
 from forge_core.output_exchange import attempt_ref
@@ -220,6 +221,38 @@ async def test_a_stream_that_ends_proves_nothing(tmp_path: Path) -> None:
         result = await bridge.hub.over(await bridge.run(sandbox={"exit_ms": 100}))
         assert result["failureCode"] == "supervisor_lost"
         assert "went on" in result["summary"]
+        assert engine.is_empty
+
+
+@pytest.mark.requirement("B-36", "B-71", "B-72")
+@pytest.mark.parametrize("deadline", ["lease", "hard_wall"])
+async def test_a_helper_that_takes_its_time_outlives_no_deadline(
+    tmp_path: Path, deadline: str
+) -> None:
+    asked = anyio.Event()
+
+    async def helper(container: Container) -> int:
+        await container.read_line()
+        asked.set()
+        await anyio.sleep_forever()
+        return 0
+
+    engine = MemoryEngine()
+    engine.programs["helper"] = helper
+    lease = {"ttlMs": 60_000, "sequence": 0, "key": base64.b64encode(KEY).decode()}
+    limits = {"hardWallMs": 60_000, "idleMs": 1_000, "maxOutputBytes": 1}
+    if deadline == "lease":
+        lease["ttlMs"] = 2_000
+    else:
+        limits["hardWallMs"] = 2_000
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+        attempt_id = await bridge.run("true", lease=lease, limits=limits)
+        await asked.wait()
+        if deadline == "hard_wall":  # which no renewal moves
+            bridge.hub.send("LeaseUpdate", renewal(attempt_id, 1, 1, KEY, ttl_ms=60_000))
+        result = await bridge.hub.over(attempt_id)
+        assert (result["outcome"], result["failureCode"]) == ("expired", f"{deadline}_expired")
+        assert result["exitCode"] == 0
         assert engine.is_empty
 
 
