@@ -74,9 +74,9 @@ _PHP: Final = """\
 WORKDIR /opt/project
 COPY composer.json {lock} ./
 # The packages; an agent takes them with: cp -a /opt/project/vendor . && composer dump-autoload
-RUN COMPOSER_ALLOW_SUPERUSER=1 composer install \\
+RUN COMPOSER_ALLOW_SUPERUSER=1 COMPOSER_HOME=/tmp/composer composer install \\
       --no-interaction --no-progress --no-scripts --no-autoloader \\
- && rm -rf /root/.composer /root/.cache/composer
+ && rm -rf /tmp/composer
 """
 _PLAIN: Final = """\
 # What the project needs; an image that has it already is better than commands here.
