@@ -31,6 +31,8 @@ BUILDER: Final = "builder"
 BUILD_CACHE: Final = "build-cache"
 _OF_RUNNER: Final = frozenset({PREFLIGHT, TOOLING, BUILDER})
 """What a runner makes for itself, not for a dispatch."""
+NO_DISPATCH: Final = 0
+"""The fence of it: no hub can send one, whatever ids it makes up (fences count from 1)."""
 
 _ID_LABELS: Final = (RUNNER_ID, INSTANCE_ID, ATTEMPT_ID, PROJECT_ID, TRUST_DOMAIN_ID)
 _ID: Final = re.compile(ID_PATTERN)
@@ -75,12 +77,16 @@ class Owner:
             :data:`BUILDER`, where images are built.
         """
         assert purpose in _OF_RUNNER, purpose
-        return cls(runner_id, runner_instance_id, purpose, 1, purpose, trust_domain_id)
+        return cls(runner_id, runner_instance_id, purpose, NO_DISPATCH, purpose, trust_domain_id)
 
     @property
     def is_runner(self) -> bool:
         """No dispatch of a hub, so that none can be told of it."""
-        return self.attempt_id == self.project_id and self.attempt_id in _OF_RUNNER
+        return (
+            self.fence == NO_DISPATCH
+            and self.attempt_id == self.project_id
+            and self.attempt_id in _OF_RUNNER
+        )
 
     @property
     def is_lasting(self) -> bool:
@@ -97,12 +103,13 @@ class Owner:
             if not fence.isascii() or not fence.isdecimal() or fence != str(int(fence)):
                 return None
             ids = [labels[key] for key in _ID_LABELS]
-            if not all(map(_ID.match, ids)) or not 1 <= int(fence) <= MAX_INT:
+            if not all(map(_ID.match, ids)) or not NO_DISPATCH <= int(fence) <= MAX_INT:
                 return None
         except (KeyError, ValueError):
             return None
         runner_id, instance_id, attempt_id, project_id, trust_domain_id = ids
-        return cls(runner_id, instance_id, attempt_id, int(fence), project_id, trust_domain_id)
+        owner = cls(runner_id, instance_id, attempt_id, int(fence), project_id, trust_domain_id)
+        return owner if owner.fence > NO_DISPATCH or owner.is_runner else None
 
 
 def name_from_labels(labels: Mapping[str, str]) -> str:

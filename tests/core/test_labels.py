@@ -64,7 +64,9 @@ def test_values_that_run_together_do_not_share_a_name() -> None:
     assert name_from_labels(one) != name_from_labels(other)
 
 
-@pytest.mark.parametrize("fence", ["", "0x7", "07", "+7", "-7", "7.0", "\u0667", " 7", "9" * 5000])
+@pytest.mark.parametrize(
+    "fence", ["", "0", "0x7", "07", "+7", "-7", "7.0", "\u0667", " 7", "9" * 5000]
+)
 def test_an_ill_formed_fence_is_nobodys(fence: str) -> None:
     assert Owner.from_labels({**OWNER.labels("agent"), FENCE: fence}) is None
 

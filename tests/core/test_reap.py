@@ -61,6 +61,12 @@ def test_what_a_runner_works_with_lives_as_long_as_its_instance(purpose: str) ->
     assert claim(resource(probe, role="helper")) == (Claim.ENDED, probe)
 
 
+@pytest.mark.parametrize("purpose", [PREFLIGHT, TOOLING, BUILDER])
+def test_no_dispatch_passes_for_what_the_runner_works_with(purpose: str) -> None:
+    posing = replace(OWNER, attempt_id=purpose, project_id=purpose, fence=1)
+    assert claim(resource(posing, role=purpose)) == (Claim.ENDED, posing)
+
+
 def test_the_build_cache_outlives_every_instance() -> None:
     name, labels = build_cache("runner-1", "domain-1")
     volume = EngineResource(ResourceKind.VOLUME, name, name, labels, "")

@@ -20,7 +20,7 @@ from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
 
 SETTINGS = PreflightSettings(
-    owner=Owner("runner", "instance", "preflight", 1, "preflight", "domain"),
+    owner=Owner.of_runner(PREFLIGHT, "runner", "instance", "domain"),
     tooling_image=None,
     hardening=Hardening(),
     capacity=ResourceCapacity(1),
