@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,11 +14,13 @@ import pytest
 
 import forge_bridge.doctor.checks as checks_module
 import forge_bridge.doctor.engine_checks as engine_checks_module
+import forge_bridge.doctor.host_checks as host_checks_module
 import forge_bridge.doctor.inside_checks as inside_checks_module
 import forge_bridge.doctor.policy_checks as policy_checks_module
 from forge_bridge.doctor import CheckResult, PreflightSettings, Verdict, exit_code
 from forge_bridge.doctor.checks import capabilities
 from forge_bridge.doctor.engine_checks import engine_checks
+from forge_bridge.doctor.host_checks import account_of, host_checks, host_uid
 from forge_bridge.doctor.inside_checks import inside_checks, quota_check, quota_supported
 from forge_bridge.doctor.policy_checks import policy_checks
 from forge_bridge.doctor.probe import PROBE_MEMORY_BYTES, PROBE_PIDS, QUOTA_BYTES, Inside
@@ -46,6 +50,7 @@ GOOD: dict[str, Any] = {
     },
     "pid": 1,
     "uid": 1000,
+    "uidMap": [[0, 1000, 1], [1, 100_000, 65_536]],
     "gid": 1000,
     "groups": [1000],
     "lsm": "forge (enforce)",
@@ -76,20 +81,68 @@ GOOD: dict[str, Any] = {
     "processesUntilRefused": PROBE_PIDS,
     "memoryIsKilled": True,
     "nofile": 4096,
-    "core": 0,
+    "corePattern": "core",
+    "core": 1,
     "volumeBytes": None,
     "python": [3, 11, 2],
     "git": "git version 2.39.5",
 }
 
 
-def findings(settings: PreflightSettings = SETTINGS, **spoilt: Any) -> dict[str, CheckResult]:
+def findings(
+    settings: PreflightSettings = SETTINGS, *, account: str | None = None, **spoilt: Any
+) -> dict[str, CheckResult]:
     seen = Inside.model_validate({**GOOD, **spoilt})
-    return {result.id: result for result in inside_checks(seen, settings)}
+    results = (*inside_checks(seen, settings), *host_checks(seen, account))
+    return {result.id: result for result in results}
 
 
 def test_a_good_container_passes_everything() -> None:
     assert {result.verdict for result in findings().values()} == {Verdict.PASS}
+
+
+@pytest.mark.requirement("B-50")
+@pytest.mark.parametrize("pattern", ["|/usr/share/apport/apport %p", "@/run/coredump.socket"])
+def test_a_host_that_hands_crashes_to_a_program_is_warned_of(pattern: str) -> None:
+    found = findings(corePattern=pattern)["core_pattern"]
+    assert found.verdict is Verdict.WARN
+    assert pattern in found.evidence
+    assert "kernel.core_pattern=core" in str(found.remedy)
+    assert findings(corePattern=None)["core_pattern"].verdict is Verdict.WARN
+    assert findings(corePattern="")["core_pattern"].verdict is Verdict.PASS
+
+
+@pytest.mark.requirement("B-50")
+def test_a_sandbox_whose_user_is_somebody_on_the_host_is_warned_of() -> None:
+    found = findings(account="alice", uidMap=[[0, 0, 4_294_967_295]])["host_account"]
+    assert found.verdict is Verdict.WARN
+    assert "uid 1000 is uid 1000" in found.evidence
+    assert "alice" in found.evidence
+    assert "userns-remap" in str(found.remedy)
+    assert "uid 1000 is uid 100999" in findings()["host_account"].evidence
+
+
+@pytest.mark.parametrize(
+    ("uid_map", "uid"),
+    [
+        ([(0, 0, 4_294_967_295)], 1000),
+        ([(0, 1000, 1), (1, 100_000, 65_536)], 100_999),
+        ([(0, 100_000, 1000), (1000, 7, 1)], 7),
+        ([(0, 100_000, 1000)], None),
+        ([], None),
+    ],
+)
+def test_a_user_is_followed_out_of_its_namespace(
+    uid_map: list[tuple[int, int, int]], uid: int | None
+) -> None:
+    assert host_uid(uid_map, 1000) == uid
+
+
+async def test_an_account_is_looked_up_on_this_host() -> None:
+    here = pwd.getpwuid(os.getuid())
+    for outside, name in ((here.pw_uid, here.pw_name), (2**31 - 5, None), (2**70, None)):
+        seen = Inside.model_validate({**GOOD, "uidMap": [[1000, outside, 1]]})
+        assert await account_of(seen) == name
 
 
 def changed(key: str, **changes: str) -> dict[str, Mapping[str, str]]:
@@ -239,7 +292,13 @@ def test_the_exit_code_says_whether_to_believe_it(
 
 
 def test_the_reference_lists_every_check() -> None:
-    modules = (engine_checks_module, inside_checks_module, policy_checks_module, checks_module)
+    modules = (
+        engine_checks_module,
+        host_checks_module,
+        inside_checks_module,
+        policy_checks_module,
+        checks_module,
+    )
     ids = {
         value.id for module in modules for value in vars(module).values() if type(value) is Check
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_bridge.doctor.engine_checks import ENGINE, engine_checks
+from forge_bridge.doctor.host_checks import account_of, host_checks
 from forge_bridge.doctor.inside_checks import (
     TOOLING,
     inside_checks,
@@ -63,16 +64,19 @@ async def _look(
     engine: Engine, facts: EngineFacts, info: Mapping[str, Any], settings: PreflightSettings
 ) -> tuple[tuple[CheckResult, ...], Inside | None]:
     seen: Inside | None = None
+    account: str | None = None
     fault = await _image_fault(engine, settings.tooling_image)
     if fault is None:
         try:
             seen = await look_inside(engine, settings)
+            account = await account_of(seen)
         except ForgeError as error:
             fault = _probe_fault(error)
     return (
         *engine_checks(facts, info, settings),
         *((fault,) if fault is not None else ()),
         *(inside_checks(seen, settings) if seen is not None else ()),
+        *(host_checks(seen, account) if seen is not None else ()),
         quota_check(seen, settings),
         *policy_checks(settings),
     ), seen

@@ -33,6 +33,20 @@ def text_of(path: str | Path) -> str:
         return ""
 
 
+def core_pattern() -> str | None:
+    """Where the kernel puts what crashes, the same for all containers; None: not to be read."""
+    try:
+        return Path("/proc/sys/kernel/core_pattern").read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def uid_map() -> list[list[int]]:
+    """Inside, outside and count of every range (user_namespaces(7))."""
+    lines = text_of("/proc/self/uid_map").splitlines()
+    return [[int(number) for number in line.split()] for line in lines]
+
+
 def process_status() -> dict[str, str]:
     """The lines of proc(5) status that tell what this process may do."""
     wanted = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
@@ -192,6 +206,7 @@ def main() -> None:
         "status": process_status(),
         "pid": os.getpid(),
         "uid": os.getuid(),
+        "uidMap": uid_map(),
         "gid": os.getgid(),
         "groups": os.getgroups(),
         "lsm": text_of("/proc/self/attr/current").rstrip("\0"),
@@ -207,6 +222,7 @@ def main() -> None:
         "processesUntilRefused": processes_until_refused(pids),
         "memoryIsKilled": memory_is_killed(memory_bytes),
         "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        "corePattern": core_pattern(),
         "core": resource.getrlimit(resource.RLIMIT_CORE)[1],
         "volumeBytes": volume_bytes(volume),
         "python": list(sys.version_info[:3]),

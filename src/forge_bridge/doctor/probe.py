@@ -53,6 +53,7 @@ class Inside(BaseModel):
     status: dict[str, Word]
     pid: int
     uid: int
+    uid_map: Annotated[tuple[tuple[int, int, int], ...], Field(max_length=340)]
     gid: int
     groups: Annotated[tuple[int, ...], Field(max_length=64)]
     lsm: Word
@@ -68,6 +69,7 @@ class Inside(BaseModel):
     processes_until_refused: int | None
     memory_is_killed: bool
     nofile: int
+    core_pattern: Word | None
     core: int
     volume_bytes: int | None
     python: tuple[int, int, int]
