@@ -25,6 +25,7 @@ from forge_core.tree_rules import (
     MODE_TREE,
     TreeEntry,
     input_violation,
+    is_object_id,
     parse_listing,
     printable,
 )
@@ -70,6 +71,7 @@ async def read_tree(store: Repository, commit: str) -> list[TreeEntry]:
 
     :raises RefusedError: ``code="workspace_invalid"``: no such commit, or a path breaks a rule.
     """
+    need_full_id(commit)
     try:
         listing = await store.output("ls-tree", "-r", "-t", "-l", "-z", "--full-tree", commit)
         # In worker threads: half a million paths take seconds, and the event loop keeps leases.
@@ -182,6 +184,12 @@ class _Blobs:
         if not data:
             raise invalid("cannot read a blob: git cat-file ended early; run git fsck on the store")
         self._buffer += data
+
+
+def need_full_id(commit: str) -> None:
+    """Refuse a name that could mean another commit tomorrow (B-52)."""
+    if not is_object_id(commit):
+        raise invalid(f"cannot use commit {commit[:80]!r}: it is not a full object id")
 
 
 def padding(size: int) -> bytes:

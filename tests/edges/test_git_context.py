@@ -333,6 +333,32 @@ async def test_what_is_no_plain_file_is_refused(tmp_path: Path, path: str, why: 
     assert refused.value.code == "workspace_invalid"
 
 
+async def test_a_file_is_found_among_many(tmp_path: Path) -> None:
+    project = await make_project(tmp_path)
+    forge = Forge(project.clone, project.commit)
+    blob = forge.blob(b"x")
+    inner = forge.tree([(FILE, b"%05d" % number, blob) for number in range(30_000)])
+    commit = forge.commit(forge.with_row(TREE, b".forge", inner))
+    await ensure_commit(project.clone, project.store, commit)
+    many = Project(project.clone, project.store, commit)
+    assert await read(many, ".forge/29999", 1) == b"x"
+    assert await read(many, ".forge/30000") is None
+
+
+@pytest.mark.parametrize("name", ["HEAD", "main", "--all", "", "f" * 39])
+async def test_nothing_but_a_full_id_names_a_commit(tmp_path: Path, name: str) -> None:
+    project = await make_project(tmp_path)
+    git(project.store, "update-ref", "HEAD", project.commit)
+    git(project.store, "update-ref", "refs/heads/main", project.commit)
+    named = Project(project.clone, project.store, name)
+    with pytest.raises(RefusedError, match="not a full object id"):
+        await read(named, "README")
+    with pytest.raises(RefusedError, match="not a full object id"):
+        await context(named)
+    with pytest.raises(RefusedError, match="not a full object id"):
+        await stores_of(named).tree_id("project", name)
+
+
 async def test_no_commit_no_file(tmp_path: Path) -> None:
     project = await make_project(tmp_path)
     nothing = Project(project.clone, project.store, "1" * 40)
