@@ -182,18 +182,36 @@ def add_repo(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="A clone, a work tree or a bare repository.")
     ],
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Where results may be pushed to; else the clone's origin."
+        ),
+    ] = None,
     settings_file: SettingsFile = None,
 ) -> None:
     """Serve the Git repository at PATH as NAME.
 
-    The clone is only ever read. A running bridge serves it from its next connection on.
+    The clone is only ever read. A running bridge serves it from its next connection on. Its
+    results are pushed to the remote that is recorded here and to no other: an https URL.
     """
-    from forge_bridge.repositories import add_repository, list_repositories
+    import anyio
+
+    from forge_bridge.repositories import (
+        add_repository,
+        list_repositories,
+        pushable_origin,
+        require_repository,
+    )
 
     state_root = writable_state_root(context, settings_file)
-    changed = add_repository(state_root, name, path)
-    where = list_repositories(state_root).get(name)
-    say(f"{'added' if changed else 'already there:'} {name} {where}")
+    require_repository(path)
+    origin = anyio.run(pushable_origin, path)
+    changed = add_repository(state_root, name, path, remote=remote, origin=origin)
+    found = list_repositories(state_root)[name]
+    say(f"{'added' if changed else 'already there:'} {name} {found.path}")
+    if found.remote is not None:
+        say(f"its results can be pushed to {found.remote}")
 
 
 def _known_names(context: typer.Context) -> list[str]:
@@ -237,9 +255,10 @@ def list_repos(
 
     found = list_repositories(_state_root(context, settings_file))
     if json:
-        print_json({name: str(path) for name, path in found.items()})
+        print_json({n: {"path": str(e.path), "remote": e.remote} for n, e in found.items()})
     elif found:
-        print_table(("name", "path"), [(name, str(path)) for name, path in found.items()])
+        rows = [(name, str(entry.path), entry.remote or "-") for name, entry in found.items()]
+        print_table(("name", "path", "remote"), rows)
     else:
         say("no repositories; add one with: forge-bridge add-repo NAME PATH")
 

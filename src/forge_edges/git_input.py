@@ -25,6 +25,7 @@ from forge_edges.git import (
     Repository,
     add_shallow,
     adopt_pack,
+    clean_environment,
     create_repository,
     disk_errors,
     quarantine,
@@ -107,6 +108,28 @@ async def ensure_commit(
         )
 
 
+async def origin_url(clone: Path) -> str | None:
+    """Where a clone was cloned from, by the one line of its configuration that says so.
+
+    :param clone: a clone, a linked work tree of it, or a bare repository.
+    :raises RefusedError: ``code="workspace_invalid"``: there is no clone.
+    """
+    git_directory = await anyio.to_thread.run_sync(_common_directory, clone)
+    return await _origin(git_directory)
+
+
+async def _origin(git_directory: Path) -> str | None:
+    nowhere = Path(os.devnull)
+    outcome = await run(
+        [GIT, "config", "--file", git_directory / "config", "--no-includes", "remote.origin.url"],
+        env=clean_environment(nowhere),
+        cwd=Path("/"),
+        bounds=Bounds(timeout_ms=10_000),
+    )
+    url = outcome.stdout.decode("utf-8", "surrogateescape").strip()
+    return url if outcome.exit_code == 0 and url else None
+
+
 async def _take(store: Repository, objects: Path, commit: str) -> str | None:
     """Copy *commit* and its tree out of *objects* into the store; the reason why not, or None.
 
@@ -167,11 +190,8 @@ async def _fetch(
 
     The URL travels in the environment, not in our argument vector: it may carry a password.
     """
-    configured = await arrivals.git(
-        "config", "--file", str(git_directory / "config"), "--no-includes", "remote.origin.url"
-    )
-    url = configured.stdout.decode("utf-8", "surrogateescape").strip()
-    if configured.exit_code != 0 or not url:
+    url = await _origin(git_directory)
+    if url is None:
         return "it has no origin"
     environment = {
         **{k: v for k, v in operator_environment.items() if k in _OPERATOR_VARIABLES},

@@ -192,8 +192,16 @@ def test_repositories_are_added_listed_and_removed(tmp_path: Path) -> None:
     assert (added.returncode, added.stdout) == (0, f"added Forge {clone}\n")
     again = bridge("add-repo", "Forge", str(clone), **root)
     assert (again.returncode, again.stdout) == (0, f"already there: Forge {clone}\n")
-    assert json.loads(bridge("list-repos", "--json", **root).stdout) == {"Forge": str(clone)}
-    assert bridge("list-repos", **root).stdout.splitlines()[1].split() == ["Forge", str(clone)]
+    remote = "https://example.org/forge.git"
+    listed = json.loads(bridge("list-repos", "--json", **root).stdout)
+    assert listed == {"Forge": {"path": str(clone), "remote": None}}
+    named = bridge("add-repo", "Forge", str(clone), "--remote", remote, **root)
+    assert named.stdout.splitlines()[1] == f"its results can be pushed to {remote}"
+    row = bridge("list-repos", **root).stdout.splitlines()[1].split()
+    assert row == ["Forge", str(clone), remote]
+    refused = bridge("add-repo", "Forge", str(clone), "--remote", "ssh://example.org/x", **root)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "it is not https://HOST/PATH" in refused.stderr
     assert bridge("remove-repo", "Forge", **root).stdout == "removed Forge\n"
     assert bridge("remove-repo", "Forge", **root).stdout == "was not there: Forge\n"
     assert bridge("list-repos", "--json", **root).stdout == "{}\n"

@@ -12,8 +12,10 @@ import pytest
 
 from forge_bridge.repositories import (
     REGISTRY_FILE,
+    Registered,
     add_repository,
     list_repositories,
+    pushable_origin,
     remove_repository,
     require_repository,
 )
@@ -58,7 +60,7 @@ def test_clones_bare_repositories_and_work_trees_are_served(
     assert add_repository(state_root, "bare", tmp_path / "bare.git")
     assert add_repository(state_root, "tree", tmp_path / "tree")
     assert add_repository(state_root, "link", tmp_path / "link")
-    assert list_repositories(state_root) == {
+    assert {name: entry.path for name, entry in list_repositories(state_root).items()} == {
         "bare": tmp_path / "bare.git",
         "clone": clone,
         "link": clone,
@@ -104,7 +106,7 @@ def test_a_name_is_never_moved_to_another_path(
     with pytest.raises(RefusedError, match=r"already names .*remove-repo a") as refused:
         add_repository(state_root, "a", tmp_path / "other")
     assert refused.value.field == "name"
-    assert list_repositories(state_root) == {"a": clone}
+    assert list_repositories(state_root) == {"a": Registered(clone)}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,10 @@ def test_a_repository_that_this_account_cannot_read_is_refused(
         b'{"repositories": {"../x": "/a"}}',
         b'{"repositories": {"a": "relative"}}',
         b'{"repositories": {"a": 1}}',
+        b'{"repositories": {"a": {"remote": null}}}',
+        b'{"repositories": {"a": {"path": "/a", "remote": 1}}}',
+        b'{"repositories": {"a": {"path": "/a", "remote": "ssh://x/y"}}}',
+        b'{"repositories": {"a": {"path": "/a", "remote": "https://u:p@x/y"}}}',
         b"[" * 100_000,
     ],
 )
@@ -183,6 +189,56 @@ def test_a_damaged_registry_is_named_and_left_alone(
     assert (state_root / REGISTRY_FILE).read_bytes() == content
 
 
+@pytest.mark.requirement("B-61", "B-63")
+async def test_results_go_to_the_remote_that_the_operator_named_else_to_the_origin(
+    clone: Path, state_root: Path
+) -> None:
+    git("remote", "add", "origin", "https://Example.ORG/a/b.git/", cwd=clone)
+    origin = await pushable_origin(clone)
+    assert origin == "https://example.org/a/b.git"
+    assert add_repository(state_root, "a", clone, origin=origin)
+    assert list_repositories(state_root) == {"a": Registered(clone, origin)}
+    assert add_repository(state_root, "a", clone, remote="https://example.org/other")
+    assert not add_repository(state_root, "a", clone, origin=origin)
+    assert list_repositories(state_root)["a"].remote == "https://example.org/other"
+    with pytest.raises(RefusedError) as refused:
+        add_repository(state_root, "a", clone, remote="ssh://example.org/a")
+    assert refused.value.code == "remote_refused"
+
+
+@pytest.mark.requirement("B-61", "B-62")
+@pytest.mark.parametrize(
+    ("url", "remote"),
+    [
+        ("https://user:password@example.org/a", "https://example.org/a"),
+        ("git@example.org:a.git", None),
+        ("../elsewhere", None),
+        ("http://example.org/a", None),
+        ("ext::sh -c 'touch /tmp/pwned'", None),
+        (None, None),
+    ],
+)
+async def test_an_origin_is_text_and_never_run(
+    clone: Path, url: str | None, remote: str | None
+) -> None:
+    included = clone.parent / "included"
+    included.write_text('[remote "origin"]\n\turl = https://included.example/a\n')
+    git("config", "include.path", str(included), cwd=clone)
+    git("config", "url.https://evil.example/.insteadOf", "https://example.org/", cwd=clone)
+    if url is not None:
+        git("config", "remote.origin.url", url, cwd=clone)
+    assert await pushable_origin(clone) == remote
+
+
+def test_a_registry_of_an_earlier_version_has_paths_only(clone: Path, state_root: Path) -> None:
+    earlier = {"version": 1, "repositories": {"a": str(clone)}}
+    (state_root / REGISTRY_FILE).write_text(json.dumps(earlier))
+    assert list_repositories(state_root) == {"a": Registered(clone)}
+    assert not add_repository(state_root, "a", clone)
+    assert add_repository(state_root, "a", clone, origin="https://example.org/a")
+    assert list_repositories(state_root) == {"a": Registered(clone, "https://example.org/a")}
+
+
 def test_writers_at_the_same_time_lose_nothing(clone: Path, state_root: Path) -> None:
     script = (
         "import sys; from pathlib import Path; "
@@ -196,7 +252,7 @@ def test_writers_at_the_same_time_lose_nothing(clone: Path, state_root: Path) ->
     ]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
     assert len(list_repositories(state_root)) == 30
-    assert json.loads((state_root / REGISTRY_FILE).read_text())["version"] == 1
+    assert json.loads((state_root / REGISTRY_FILE).read_text())["version"] == 2
     assert sorted(p.name for p in state_root.iterdir()) == [
         "repositories.json",
         "repositories.lock",
