@@ -43,8 +43,10 @@ SUITE_PACKAGE = {  # what docker.io needs besides, where a newer machine may lac
     "bookworm": "libdevmapper1.02.1",
     "trixie": "docker-cli",
 }
-BUILDKIT = "buildkit"
-PARTS = (REGISTRY, BUILDKIT, *ENGINES)
+EXTRA_IMAGES = ("buildkit", "squid")
+"""Parts that are no processes but one more image each, for tests that ask for it."""
+
+PARTS = (REGISTRY, *EXTRA_IMAGES, *ENGINES)
 DEFAULT_PARTS = (REGISTRY, "d26", "r26", "d20")
 IMAGES = ("busybox", "tooling")
 
@@ -70,13 +72,13 @@ class Bed:
     def up(self, parts: Iterable[str]) -> dict[str, str]:
         """Bring ``parts`` up, and the registry with them; what is up stays as it is.
 
-        The part ``buildkit`` is no process but one more image, for the registry and the engines.
+        A part of :data:`EXTRA_IMAGES` goes into the registry and the engines that are named.
 
         :returns: why a part could not start, by part; empty when all are up.
         """
         names = set(parts)
-        wanted = [part for part in PARTS if part == REGISTRY or part in names - {BUILDKIT}]
-        images = (*IMAGES, *(names & {BUILDKIT}))
+        wanted = [part for part in (REGISTRY, *ENGINES) if part == REGISTRY or part in names]
+        images = (*IMAGES, *(part for part in EXTRA_IMAGES if part in names))
         with self.layout.locked():
             has_cli = self._docker_cli.executable.exists()
             if has_cli and all(self._is_complete(part, images) for part in wanted):
@@ -206,7 +208,7 @@ class Bed:
     def _stop(self, part: str) -> None:
         if (process := processes.recorded(self._registry_record(part))) is not None:
             process.end(REGISTRY_GRACE_S)
-        if part in {REGISTRY, BUILDKIT}:
+        if part in {REGISTRY, *EXTRA_IMAGES}:
             remove_tree(self.layout.run / part)
             return
         self._engine(part).stop()

@@ -90,6 +90,7 @@ RECIPES: Mapping[str, Recipe] = {
         user="0:0",
         command=("buildkitd",),
     ),
+    "squid": Recipe(("squid",), user="13:13", command=("squid", "-N")),
 }
 
 
