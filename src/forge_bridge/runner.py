@@ -82,6 +82,7 @@ class SandboxSettings:
     supervisor_ready_ms: int = 60_000
     exit_ms: int = 10_000
     output_ms: int = 600_000
+    push_ms: int = 600_000
 
 
 class Ledgers(Protocol):
@@ -98,6 +99,9 @@ class Repositories(Protocol):
         """Read the registry again; what cannot be read leaves the last known state."""
 
     def paths(self) -> Mapping[str, str]: ...
+
+    def remotes(self) -> Mapping[str, str]:
+        """Where results of each may be pushed to, for those that have a remote."""
 
 
 @dataclass(slots=True)
@@ -182,6 +186,7 @@ class Runner:
             network_policies=frozenset(advertised.network_policies),
             services=frozenset(advertised.services),
             publication_modes=frozenset(advertised.publication_modes),
+            remotes=frozenset(self.repositories.remotes()),
             host_execution_allowed=self.host_execution_allowed,
             draining=bool(self.drained_by),
             stopping=self.stopping,

@@ -24,7 +24,10 @@ NO_HOST_EXECUTION: Final = "the operator has not set FORGE_ALLOW_HOST_EXECUTION=
 
 @dataclass(frozen=True, slots=True)
 class RunnerFacts:
-    """What a decision looks at besides the reservations; the advertisement says the same."""
+    """What a decision looks at besides the reservations; the advertisement says the same.
+
+    :param remotes: the repositories whose results can be pushed somewhere.
+    """
 
     trust_domain_id: str
     capacity: ResourceCapacity
@@ -34,6 +37,7 @@ class RunnerFacts:
     network_policies: frozenset[NetworkPolicy] = frozenset({NetworkPolicy.NONE})
     services: frozenset[ServiceName] = frozenset()
     publication_modes: frozenset[PublicationMode] = frozenset()
+    remotes: frozenset[str] = frozenset()
     host_execution_allowed: bool = False
     draining: bool = False
     stopping: bool = False
@@ -97,7 +101,18 @@ def _refuse_policy(offer: Offer, facts: RunnerFacts) -> Verdict | None:
         return refused(
             RejectionCode.POLICY_UNSATISFIED, f"publication mode {wanted.publication_mode}"
         )
-    return None
+    return _refuse_publication(offer, facts)
+
+
+def _refuse_publication(offer: Offer, facts: RunnerFacts) -> Verdict | None:
+    mode, name = offer.requirements.publication_mode, offer.repository
+    if mode is not PublicationMode.BRIDGE_PUSH or name in facts.remotes:
+        return None
+    return refused(
+        RejectionCode.POLICY_UNSATISFIED,
+        f"publication mode {mode}: no remote of {name} is recorded here; "
+        f"forge-bridge add-repo {name} PATH --remote URL records one",
+    )
 
 
 def _refuse_disk(facts: RunnerFacts) -> Verdict | None:
@@ -122,6 +137,8 @@ def departure(offer: Offer, start: Start) -> str | None:
         return f"network policy {policy} is not {agreed.network_policy}, as offered"
     if mode is not agreed.publication_mode:
         return f"publication mode {mode} is not {agreed.publication_mode}, as offered"
+    if mode is PublicationMode.BRIDGE_PUSH and start.publication.handle is None:
+        return f"publication mode {mode} comes without a handle"
     if set(start.services) != set(agreed.services):
         names = ", ".join(service.name for service in start.services) or "none"
         return f"services ({names}) are not those of the offer"

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from forge_core.dockerignore import Ignore
 from forge_core.errors import ForgeError
+from forge_core.publication import Pushed, Remote, Seen
 from forge_core.ready import Message
 from forge_core.wire.codes import ResourceKind
 from forge_core.wire.shapes import EngineFacts
@@ -242,6 +243,24 @@ class GitStore(Protocol):
         target_ref: str,
     ) -> ImportedOutput:
         """Validate a hostile bundle in quarantine and fetch it; raises output_invalid."""
+
+    async def remote_branch(self, remote: Remote, branch: str) -> Seen:
+        """Look at a branch of a remote; raises RemoteUnreachable, or remote_refused."""
+
+    async def push(
+        self,
+        repository: str,
+        remote: Remote,
+        *,
+        branch: str,
+        commit: str,
+        expected: Seen,
+        timeout_ms: int,
+    ) -> Pushed:
+        """Move a branch to the commit if it is as expected; no push goes on once this has ended.
+
+        Raises RemoteUnreachable when it was ended at its deadline: nobody knows what came of it.
+        """
 
 
 class Outbox(Protocol):

@@ -202,17 +202,20 @@ def before_push(seen: Seen, *, input_commit: str, result_commit: str) -> Publica
 
 
 def after_push(
-    before: Seen, push: Pushed, after: Seen | None, *, result_commit: str
+    before: Seen, push: Pushed | None, after: Seen | None, *, result_commit: str
 ) -> PublicationOutcome:
     """What came of a push that has ended.
 
     Somebody may have pushed on top of an accepted result before the second look.  A branch that
     an accepted push left where it was contradicts itself: then nobody here knows.
 
+    :param push: None: it was ended in the middle, so that the remote may still carry it out.
     :param after: the branch now; None: it could not be seen.
     """
     if after is not None and after.commit == result_commit:
         return PublicationOutcome.PUSHED
+    if push is None:
+        return PublicationOutcome.UNKNOWN
     if push.accepted:
         return PublicationOutcome.UNKNOWN if after == before else PublicationOutcome.PUSHED
     if after is None:

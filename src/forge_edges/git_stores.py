@@ -11,10 +11,12 @@ import anyio
 from forge_core.dockerignore import Ignore
 from forge_core.errors import RefusedError
 from forge_core.ports import ImportedOutput
+from forge_core.publication import Pushed, Remote, Seen
 from forge_edges.build_context import build_context
 from forge_edges.git import remove_leftovers, tree_listing
 from forge_edges.git_import import ImportLimits, import_bundle
 from forge_edges.git_input import FetchLimits, ensure_commit
+from forge_edges.git_push import push, remote_branch
 from forge_edges.git_read import read_file, tree_id
 from forge_edges.workspace_archive import workspace_archive
 
@@ -110,6 +112,30 @@ class GitStores:
             claimed_commit=claimed_commit,
             target_ref=target_ref,
             limits=self.import_limits,
+        )
+
+    async def remote_branch(self, remote: Remote, branch: str) -> Seen:
+        """See :func:`forge_edges.git_push.remote_branch`."""
+        return await remote_branch(remote, branch)
+
+    async def push(
+        self,
+        repository: str,
+        remote: Remote,
+        *,
+        branch: str,
+        commit: str,
+        expected: Seen,
+        timeout_ms: int,
+    ) -> Pushed:
+        """See :func:`forge_edges.git_push.push`."""
+        return await push(
+            self._store(repository),
+            remote,
+            branch=branch,
+            commit=commit,
+            expected=expected,
+            timeout_ms=timeout_ms,
         )
 
     def _store(self, repository: str) -> Path:

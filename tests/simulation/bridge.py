@@ -29,6 +29,7 @@ from .world import SimulatedClock, World
 
 IMAGE: Final = "sha256:" + "1" * 64
 RUNNER_ID: Final = "runner-1"
+REMOTE: Final = "https://remote.example/sample.git"
 SLOTS: Final = 2
 OPERATOR_S: Final = 30.0
 """How often somebody looks after the bridge."""
@@ -72,6 +73,10 @@ class OneRepository:
     def paths(self) -> Mapping[str, str]:
         """The one that the hub names."""
         return {"sample": "/sample"}
+
+    def remotes(self) -> Mapping[str, str]:
+        """Where its results go."""
+        return {"sample": REMOTE}
 
 
 class NoHostCommands:

@@ -16,6 +16,7 @@ from forge_bridge.sandbox.agent import run_agent
 from forge_bridge.sandbox.image import resolve_image
 from forge_bridge.sandbox.output import OutputCollector
 from forge_bridge.sandbox.prepare import prepare
+from forge_bridge.sandbox.publish import publish
 from forge_bridge.sandbox.stage import StageContext, failure_of
 from forge_bridge.sandbox.workspace import create_workspace
 from forge_core import lease as leases
@@ -123,6 +124,7 @@ async def run_attempt(context: StageContext) -> None:
         detail = run.masker.mask(detail)
     run.log.info("stages ended", failure=failure, detail=detail)
     await _conclude(run, failure, detail)
+    context.forget_secrets()
     await tear_down(run, context.engine, CleanupTrigger.TEARDOWN)
 
 
@@ -157,6 +159,7 @@ async def _stages(context: StageContext) -> None:
         await run_agent(context)
         await run.feed(StageEntered(Stage.OUTPUT))
         collector.agent_is_gone()
+    await publish(context)
 
 
 async def _conclude(run: AttemptRun, failure: FailureCode | None, detail: str | None) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from forge_bridge.sandbox.grants import redeem
 from forge_bridge.sandbox.stage import StageContext, StageFailed
-from forge_core.errors import ForgeError, HubUnavailable, RefusedError
+from forge_core.errors import ForgeError, RefusedError
 from forge_core.redaction import Masker
 from forge_core.wire.codes import EventType, FailureCode, WarningCode
 from forge_core.wire.events import SecretsRedeemed, Warning_
 from forge_core.wire.from_bridge import RedeemSecretGrant, SecretGrantAck
 
 MAX_SECRETS: Final = 1_024
-RETRY_MS: Final = 200
 
 
 async def prepare(context: StageContext) -> None:
@@ -42,27 +42,17 @@ async def _redeem_secrets(context: StageContext) -> None:
 
 
 async def _redeem(context: StageContext, handle: str) -> dict[str, str]:
-    """A handle works once, so only what was certainly not sent is tried again."""
-    start, identity = context.start, context.runner.identity
+    start = context.start
     request = RedeemSecretGrant(
         attempt_id=start.attempt_id,
         fence=start.fence,
-        runner_instance_id=identity.runner_instance_id,
+        runner_instance_id=context.runner.identity.runner_instance_id,
         handle=handle,
     )
-    hub, clock = context.runner.hub, context.runner.clock
-    while True:
-        try:
-            answer = await hub.call(request, SecretGrantAck)
-        except HubUnavailable:
-            await clock.sleep_until_ms(clock.now_ms() + RETRY_MS)
-            await hub.wait_online()
-            continue
-        except ForgeError as error:
-            raise _denied(str(error)) from error
-        if not answer.accepted:
-            raise _denied(f"the hub says {answer.reason or 'no'}")
-        return answer.secrets
+    try:
+        return (await redeem(context, request, SecretGrantAck)).secrets
+    except ForgeError as error:
+        raise _denied(str(error)) from error
 
 
 def _denied(why: str) -> StageFailed:

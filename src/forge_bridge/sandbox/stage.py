@@ -21,6 +21,7 @@ from forge_core.errors import (
 )
 from forge_core.ports import Engine
 from forge_core.read_back import read_back
+from forge_core.redaction import Masker
 from forge_core.resources import ResourceVector
 from forge_core.sandbox_spec import ContainerSpec, container_request
 from forge_core.wire.base import WireModel
@@ -72,6 +73,14 @@ class StageContext:
     def runner(self) -> Runner:
         """The bridge that runs it."""
         return self.run.runner
+
+    def forget_secrets(self) -> None:
+        """Nothing runs any more: from here on no object of ours holds a secret.
+
+        What Python has freed it does not overwrite; that ends with the process, or before.
+        """
+        self.secrets = {}
+        self.run.masker = Masker(())
 
     async def tell(self, event_type: EventType, payload: WireModel) -> None:
         """A durable event."""
