@@ -12,7 +12,7 @@ import pytest
 
 from engines import Engine as BedEngine
 from forge_bridge.doctor import Preflight, PreflightSettings, Verdict, run_checks
-from forge_core.labels import Owner, runner_filter
+from forge_core.labels import PREFLIGHT, Owner, runner_filter
 from forge_core.resources import ResourceCapacity
 from forge_core.sandbox_spec import Hardening
 from forge_core.wire.codes import PublicationMode, Runtime
