@@ -76,14 +76,12 @@ class DockerfileAnalysis:
     """What a Dockerfile fetches.
 
     :param external: every image from outside, as it is written, each once, in the order of the
-        file; its frontend (``# syntax=``) too.
-    :param syntax: that frontend: a program that reads the file and runs beside the build.
+        file.
     :param reads_context: whether an instruction of the file could take files of the repository;
         what a base image's ``ONBUILD`` would take is not seen here.
     """
 
     external: tuple[str, ...]
-    syntax: str | None = None
     reads_context: bool = True
 
 
@@ -101,7 +99,7 @@ def analyse_dockerfile(data: bytes) -> DockerfileAnalysis:
         directives = read_directives(lines)
         reader.escape = directives.escape
         if directives.syntax is not None:
-            reader.use_frontend(*directives.syntax)
+            reader.refuse_frontend(*directives.syntax)
         for instruction in read_instructions(lines, directives.escape):
             reader.read(instruction)
         if not reader.stages:
@@ -110,7 +108,7 @@ def analyse_dockerfile(data: bytes) -> DockerfileAnalysis:
         reader.object_to(Instruction(fault.line, fault.instruction), str(fault))
     if reader.objections:
         raise _refusal(reader.findings, reader.objections)
-    return DockerfileAnalysis(tuple(reader.external), reader.syntax, reader.reads_context)
+    return DockerfileAnalysis(tuple(reader.external), reader.reads_context)
 
 
 def _refusal(findings: list[str], objections: int) -> RefusedError:
@@ -127,7 +125,6 @@ class _Reader:
     """Reads instruction after instruction, and objects to what it cannot allow."""
 
     escape: str = "\\"
-    syntax: str | None = None
     external: dict[str, None] = field(default_factory=dict)
     stages: list[StageVariables] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
@@ -138,12 +135,13 @@ class _Reader:
     _variables: int = 0
     _now: Instruction = field(default_factory=lambda: Instruction(1, ""))
 
-    def use_frontend(self, line: int, reference: str) -> None:
-        """Another frontend reads the file in its own way; pinned, it can be checked at least."""
-        self.syntax = reference
-        self.reads_context = True
+    def refuse_frontend(self, line: int, reference: str) -> None:
+        """Another frontend builds what it likes of the file: nothing read here would hold."""
         self._now = Instruction(line, "# syntax")
-        self._fetch(reference)
+        self._object(
+            f"{_shown(reference)} would read the file in its own way; leave the line out: "
+            "the builder's own frontend reads it"
+        )
 
     def read(self, instruction: Instruction) -> None:
         """Judge the next instruction."""
