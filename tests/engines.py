@@ -92,6 +92,17 @@ def describe(*, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     return status
 
 
+def extra_image(engine: Engine, name: str) -> str:
+    """Digest reference of an image that the bed makes when it is asked for, in this engine.
+
+    :raises BedCommandError: it cannot be made.
+    """
+    done = run_testbed("up", "--parts", f"{name},{engine.name}")
+    if done.returncode != 0:
+        raise BedCommandError(done.stderr.strip())
+    return str(describe()["images"][name]["reference"])
+
+
 @dataclass(slots=True)
 class TestBed:
     """The test bed as this session found or made it."""

@@ -30,6 +30,7 @@ CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
+PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
 PASSWD = """\
 root:x:0:0:root:/root:/bin/sh
 proxy:x:13:13:proxy:/var/spool/squid:/bin/sh
@@ -60,6 +61,8 @@ class Recipe:
     :param packages: with all that they depend on, but for :data:`UNWANTED`.
     :param compiled: programs (path to source) that no package has.
     :param links: more symbolic links (path to target), given the files (path to source).
+    :param folders: what ``PATH`` has besides the usual.
+    :param volumes: what ``VOLUME`` would declare; images that others publish do.
     """
 
     packages: tuple[str, ...]
@@ -67,6 +70,8 @@ class Recipe:
     links: Callable[[Mapping[str, Path]], Mapping[str, str]] = lambda paths: {}
     user: str = "1000:1000"
     command: tuple[str, ...] = ("/bin/sh",)
+    folders: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
 
 
 def _busybox_applets(paths: Mapping[str, Path]) -> dict[str, str]:
@@ -91,6 +96,25 @@ RECIPES: Mapping[str, Recipe] = {
         command=("buildkitd",),
     ),
     "squid": Recipe(("squid",), user="13:13", command=("squid", "-N")),
+    # The services look like the images that their own projects publish.
+    "postgres": Recipe(
+        ("coreutils", "dash", "postgresql-15"),
+        user="",
+        command=("postgres",),
+        folders=("/usr/lib/postgresql/15/bin",),
+        volumes=("/var/lib/postgresql/data",),
+    ),
+    "redis": Recipe(
+        ("coreutils", "dash", "redis-server"),
+        user="",
+        command=("redis-server",),
+        volumes=("/data",),
+    ),
+    "browser": Recipe(
+        ("coreutils", "dash", "chromium", "fonts-dejavu-core"),
+        user="",
+        command=("chromium", "--headless"),
+    ),
 }
 
 
@@ -189,7 +213,8 @@ def _config(recipe: Recipe, layer_digest: str) -> bytes:
             "config": {
                 "User": recipe.user,
                 "Cmd": list(recipe.command),
-                "Env": ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG=C.UTF-8"],
+                "Env": [f"PATH={':'.join((*PATH, *recipe.folders))}", "LANG=C.UTF-8"],
+                **({"Volumes": {path: {} for path in recipe.volumes}} if recipe.volumes else {}),
             },
             "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
             "history": [{"created": "1970-01-01T00:00:00Z", "created_by": "scripts/testbed"}],
