@@ -84,10 +84,8 @@ async def open_bridge(
     :raises RefusedError: the state root is unfit; the text holds the remedy.
     """
     require_to_run(settings)
-    assert settings.server_url is not None
     assert settings.trust_domain_id is not None
-    if connections is None:
-        connections = SignalRConnectionFactory(signalr_settings(settings, learn))
+    connections = connections or SignalRConnectionFactory(signalr_settings(settings, learn))
     clock = SystemClock()
     instance_id = clock.new_id()
     root = await StateRoot.open(

@@ -1,4 +1,4 @@
-"""The one place where a ``Ready`` becomes effects (architecture.md, rule 3).
+"""The one place where a ``Ready`` becomes effects (architecture.md, Ready).
 
 Records are durable before messages are enqueued, and both before any action runs.  The crash
 tests stand at :data:`FaultPoint`: every durable write and every action passes through it.

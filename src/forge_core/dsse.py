@@ -1,4 +1,4 @@
-"""Signed envelopes: DSSE 1.0 (secure-systems-lab/dsse, protocol.md and envelope.md).
+"""Signed envelopes: DSSE 1.0 (github.com/secure-systems-lab/dsse, protocol and envelope).
 
 What is signed is the payload with its type, so a document cannot be taken for one of another
 kind.  The key id of a signature is a hint that nobody vouches for: it decides nothing here.
@@ -101,7 +101,7 @@ def _text(container: object, name: str) -> str:
 
 
 def _bytes(container: object, name: str) -> bytes:
-    """Base64, standard or URL-safe: verifiers must accept either (protocol.md)."""
+    """Base64, standard or URL-safe: verifiers must accept either (DSSE, Protocol)."""
     text = _text(container, name)
     try:
         return base64.b64decode(text.translate(_URL_SAFE), validate=True)

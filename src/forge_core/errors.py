@@ -30,7 +30,7 @@ class RetryableError(ForgeError):
 class RefusedError(ForgeError):
     """The request cannot succeed as it stands.
 
-    :param code: a word from a closed list (protocol.md, Codes) or the edge's own list.
+    :param code: a word from a closed list (codes.md) or the edge's own list.
     :param field: the field at fault, when there is one.
     """
 

@@ -1,4 +1,4 @@
-"""The form of a ledger: what is appended, and what a reader may believe (storage.md, rules 2, 3).
+"""The form of a ledger: what is appended, and what is believed (storage.md, Reading a ledger).
 
 A ledger is one sealed JSON object a line: ``sequence`` (from 1, without holes), ``time``,
 ``kind``, ``data``, ``checksum``.  A record exists when its whole line does.

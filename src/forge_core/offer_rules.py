@@ -1,4 +1,4 @@
-"""What an offer must be, whatever the capacity, to be taken here (protocol.md, Codes; B-51)."""
+"""What an offer must be, whatever the capacity, to be taken (codes.md, RejectionCode; B-51)."""
 
 from __future__ import annotations
 

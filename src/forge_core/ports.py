@@ -97,7 +97,10 @@ class EngineImage:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a container's PID 1 ended, in the engine's words; see testbed.md for how they lie."""
+    """How a container's PID 1 ended, in the engine's words.
+
+    One that did not see the end says 0, 137 or 255 all the same.
+    """
 
     exit_code: int
     oom_killed: bool

@@ -1,7 +1,7 @@
 """Where a built image came from: an in-toto Statement v1 with SLSA provenance v1 (B-30).
 
-Sources: in-toto/attestation ``spec/v1/statement.md`` and ``resource_descriptor.md``; SLSA 1.1
-``provenance.md``; docs/reference/image-policy.md has a whole example.  The statement travels in a
+Sources: in-toto/attestation v1, statement and resource descriptor; SLSA 1.1, provenance;
+docs/reference/image-policy.md has a whole example.  The statement travels in a
 DSSE envelope (:mod:`forge_core.dsse`).
 
 The external parameters are what a project decides: its repository, the approved commit, and which

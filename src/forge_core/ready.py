@@ -1,4 +1,4 @@
-"""Effects as data, in the order in which they must happen (architecture.md, rule 3).
+"""Effects as data, in the order in which they must happen (architecture.md, Ready).
 
 A core step returns ``(new state, Ready)``.  ``records`` are durable before any message leaves
 and before any action runs; ``messages`` are enqueued, not delivered, so that no action ever

@@ -1,4 +1,4 @@
-"""What a dispatch was when the process died, read back from its ledger (lifecycle.md, Crash).
+"""What a dispatch was when the process died, read back from its ledger (recovery.md, A start).
 
 A restart does not adopt anything: the dispatch is ended with ``bridge_stopped`` (unless its
 result was already durable), its resources are removed, and the same machine that runs live

@@ -85,7 +85,7 @@ CAPACITY_CODES: Final = {
     "cpu_millis": RejectionCode.CAPACITY_CPU,
     "disk_bytes": RejectionCode.CAPACITY_DISK,
 }
-"""How a refusal names the component that has no room left (protocol.md, Codes)."""
+"""How a refusal names the component that has no room left (codes.md, RejectionCode)."""
 
 
 def _check(vector: ResourceVector | ResourceCapacity, what: str) -> None:

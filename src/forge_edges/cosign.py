@@ -5,7 +5,7 @@ The call is the same for Cosign 2 and 3; flags that only one of them has are not
     cosign verify --key KEY --insecure-ignore-tlog=true --output json REPOSITORY@DIGEST
 
 The trust is in the key alone: no transparency log, no certificate, no service of Sigstore is
-asked.  Exit codes (cosign ``pkg/errors``, and measured: testbed.md §4): 0 verified, 10 no
+asked.  Exit codes (cosign ``pkg/errors``, and measured): 0 verified, 10 no
 signature or no such image, 12 none of the signatures is by the key, anything else: no answer.
 """
 

@@ -44,7 +44,7 @@ class DockerAttachment:
     async def receive(self) -> tuple[int, bytes] | None:
         """The next piece of at most 64 KiB, whatever the frame announces; None at the end.
 
-        An engine that is killed ends the stream as a container that ends does (testbed.md):
+        An engine that is killed ends the stream as a container that ends does:
         the end alone proves nothing about the container.
 
         :raises EngineUnreachable: the connection broke, or ended inside a frame.

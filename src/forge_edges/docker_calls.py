@@ -1,7 +1,7 @@
 """Blocking SDK calls in worker threads: bounded in number, in time and in what is left behind.
 
 A cancelled await leaves its thread running until the call returns or times out (architecture.md,
-rule 5), so threads are counted by when they end, not by when their caller stopped waiting.
+Threads), so threads are counted by when they end, not by when their caller stopped waiting.
 """
 
 from __future__ import annotations

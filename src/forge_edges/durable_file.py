@@ -1,7 +1,8 @@
 """Files that survive a crash whole: the old content or the new, never a mixture.
 
 A file that replaces another is written under a temporary name in the same directory, synced,
-renamed over the old one, and the directory is synced (storage.md, rule 1; fsync(2), rename(2)).
+renamed over the old one, and the directory is synced (storage.md, Files that replace others;
+fsync(2), rename(2)).
 Its mode is 0600 from the moment it exists.  The functions block; ``await on_disk(function, …)``
 runs one in a worker thread.
 """

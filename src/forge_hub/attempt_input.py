@@ -30,7 +30,7 @@ LeaseTtlMs = Annotated[int, Field(strict=True, ge=1_000, le=3_600_000)]
 
 
 class AttemptInput(WireModel):
-    """Immutable: every dispatch of an attempt sends exactly this (protocol.md, Attempts).
+    """Immutable: each dispatch of an attempt sends exactly this (protocol.md, Attempts and fences).
 
     ``agent.env`` is kept in the database as it is; secrets travel as grants instead.
     """

@@ -1,4 +1,4 @@
-"""Why this hub does not accept a message: the closed list behind ``reason`` (protocol.md)."""
+"""Why this hub does not accept a message: the closed list behind ``reason`` (wire.md, Reasons)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ and later, and imports little.  Frames are NDJSON: ``init``, ``lease``, ``cancel
 ``ready``, ``started``, ``log``, ``exit``, ``expired``, ``refused`` on stdout.  Everything above
 ``Supervisor`` is pure: time is an argument, CLOCK_BOOTTIME in milliseconds.
 
-Source: sandbox.md "PID 1: the supervisor", protocol.md "Lease" (B-70, B-71).
+Source: sandbox.md, PID 1; protocol.md, Lease (B-70, B-71).
 """
 
 from __future__ import annotations

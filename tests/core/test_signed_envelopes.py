@@ -69,14 +69,14 @@ def changed(envelope: bytes, **fields: object) -> bytes:
 
 
 def test_the_encoding_is_that_of_the_specification() -> None:
-    """The example of protocol.md, Test Vectors."""
+    """The example of DSSE itself (Protocol, Test Vectors)."""
     encoded = pre_authentication_encoding("http://example.com/HelloWorld", b"hello world")
     assert encoded == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
     assert pre_authentication_encoding("ü", b"") == b"DSSEv1 2 \xc3\xbc 0 "
 
 
 def test_the_specifications_own_signature_verifies() -> None:
-    """protocol.md gives r and s side by side; ours are DER, so they are wrapped first."""
+    """DSSE gives r and s side by side; ours are DER, so they are wrapped first."""
     from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
     key = ec.EllipticCurvePublicNumbers(

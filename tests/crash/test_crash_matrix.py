@@ -1,4 +1,4 @@
-"""SIGKILL at every point of every flow, on real parts (lifecycle.md, Crash matrix).
+"""SIGKILL at every point of every flow, on real parts (crash-matrix.md).
 
 ``points.txt`` is the matrix: what each scenario passes through, as the bridge itself recorded
 it.  A recording that differs fails the test, so that a new stage or a new durable write cannot be

@@ -1,4 +1,4 @@
-"""An engine that freezes, dies and comes back, behind the Docker door (testbed.md)."""
+"""An engine that freezes, dies and comes back, behind the Docker door."""
 
 from __future__ import annotations
 

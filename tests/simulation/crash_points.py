@@ -1,4 +1,4 @@
-"""The crash matrix: a death at every point that the code passes through (lifecycle.md).
+"""The crash matrix: a death at every point that the code passes through (crash-matrix.md).
 
 A run without any fault lists the points as they are reached, so that a new one cannot be
 forgotten: before and after each record, between its write and its sync, after each message that

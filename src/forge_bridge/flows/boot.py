@@ -1,4 +1,4 @@
-"""What is done before the first connection (lifecycle.md, Start-up; B-80, B-82).
+"""What is done before the first connection (lifecycle.md, Start-up and reaping; B-80, B-82).
 
 Nothing of an earlier instance is adopted: every dispatch in a ledger is ended, its resources
 are removed, and what could not be removed keeps its capacity before any is advertised.

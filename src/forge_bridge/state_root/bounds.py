@@ -1,4 +1,4 @@
-"""How many files a directory keeps, and for how long (storage.md, rule 7)."""
+"""How many files a directory keeps, and for how long (storage.md, Bounds)."""
 
 from __future__ import annotations
 

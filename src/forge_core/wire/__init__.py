@@ -1,1 +1,1 @@
-"""The words that both sides speak (protocol.md): messages, codes, limits, the lease MAC."""
+"""The words that both sides speak (wire.md): messages, codes, limits, the lease MAC."""

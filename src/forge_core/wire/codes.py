@@ -1,4 +1,4 @@
-"""The closed lists of protocol.md: reasons, outcomes, states and event types."""
+"""The closed lists of the wire (codes.md): reasons, outcomes, states and event types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The payloads of dispatch events (protocol.md, Event types; B-84)."""
+"""The payloads of dispatch events (wire.md, Payloads of dispatch events; B-84)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bridge → hub: every hub method's request and acknowledgement (protocol.md)."""
+"""Bridge → hub: every hub method's request and acknowledgement (wire.md, Bridge → hub)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hub → bridge: every client target's payload (protocol.md)."""
+"""Hub → bridge: every client target's payload (wire.md, Hub → bridge)."""
 
 from __future__ import annotations
 

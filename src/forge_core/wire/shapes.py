@@ -1,4 +1,4 @@
-"""The shapes that several messages share (protocol.md, Shapes)."""
+"""The shapes that several messages share (wire.md, Shapes)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hub methods: the only part that talks to bridges (protocol.md, Bridge → hub).
+"""The hub methods: the only part that talks to bridges (wire.md, Bridge → hub).
 
 ``methods`` routes and guards, ``presence`` is who is there, ``replayed`` takes what is sent until
 it is acknowledged.
