@@ -50,10 +50,11 @@ class Faults:
 
     @classmethod
     def of(cls, rng: random.Random) -> Faults:
-        """Those of one seed: about half of the kinds, from rare to frequent."""
+        """Those of one seed: few kinds or about half of them, from rare to frequent."""
         chosen = cls()
+        share = rng.choice(SHARES)
         for name, most in MOST.items():
-            if rng.random() < 0.5:
+            if rng.random() < share:
                 setattr(chosen, name, most * rng.random() ** 2)
         return chosen
 
@@ -63,6 +64,8 @@ class Faults:
             setattr(self, field.name, 0.0)
 
 
+SHARES = (0.05, 0.2, 0.5)
+"""Of the kinds: with half of them hardly an attempt reaches its end by itself."""
 MOST = {
     "engine_slow": 0.2,
     "engine_lost": 0.2,

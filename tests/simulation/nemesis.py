@@ -17,7 +17,8 @@ from .engine import PROCESS as ENGINE
 if TYPE_CHECKING:
     from .simulation import Simulation
 
-MEAN_GAP_S: Final = 12.0
+MEAN_GAPS_S: Final = (12.0, 40.0, 120.0)
+"""From one disaster to the next; an attempt takes about as long as the longest."""
 
 
 class Nemesis:
@@ -30,6 +31,7 @@ class Nemesis:
         self._simulation = simulation
         self._rng = simulation.world.rng("nemesis")
         self._reaps = 0
+        self._mean_gap_s = self._rng.choice(MEAN_GAPS_S)
         every: dict[str, Callable[[], None]] = {
             "kill the bridge": lambda: simulation.host.kill(power_cut=False),
             "cut the power": lambda: simulation.host.kill(power_cut=True),
@@ -66,7 +68,7 @@ class Nemesis:
 
     def _next(self) -> None:
         if self.kinds:
-            gap_s = self._rng.expovariate(1 / MEAN_GAP_S)
+            gap_s = self._rng.expovariate(1 / self._mean_gap_s)
             self._simulation.world.later("world", gap_s, self._act)
 
     def _act(self) -> None:

@@ -215,7 +215,7 @@ def simulate(
 def _end_of(dispatch: Dispatch) -> str:
     for result in dispatch.results.values():
         return str(result.get("failureCode", result["outcome"]))
-    return "no result"
+    return "no result" if dispatch.accepted else "not taken"
 
 
 @contextmanager
