@@ -30,7 +30,7 @@ from forge_bridge.repositories import add_repository
 from forge_bridge.runner import Identity, Runner
 from forge_bridge.settings import BridgeSettings, default_bridge_service_config
 from forge_bridge.state_root import StateRoot
-from forge_core.wire.codes import NetworkPolicy, PublicationMode, Runtime
+from forge_core.wire.codes import NetworkPolicy, Runtime
 from forge_core.wire.shapes import Capabilities, SandboxReadiness
 from forge_edges.clock import SystemClock
 from forge_edges.docker_context import resolve_endpoint
@@ -244,7 +244,7 @@ def capabilities_of(settings: BridgeSettings, runtimes: Iterable[Runtime]) -> Ca
         dedicated_disk=False,
         sandbox_required=SandboxReadiness(ready=False, blockers=("quota",)),
         network_policies=(NetworkPolicy.NONE,),
-        publication_modes=(PublicationMode.SHARED_FILESYSTEM,),
+        publication_modes=(settings.sandbox_publication_mode,),
         image_policy_enforced=False,
         signature_verification=False,
         tooling_image=settings.agent_tooling_image,

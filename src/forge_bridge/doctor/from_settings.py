@@ -10,6 +10,7 @@ import anyio
 from forge_bridge.doctor.checks import Preflight, run_checks
 from forge_bridge.doctor.image_checks import ImageProver, Proofs
 from forge_bridge.doctor.preflight_settings import PreflightSettings
+from forge_bridge.doctor.publication_checks import prove_publication
 from forge_bridge.settings import BridgeSettings
 from forge_core.errors import RefusedError
 from forge_core.labels import PREFLIGHT, Owner
@@ -38,6 +39,9 @@ async def preflight(
     proofs = Proofs()
     if prover is not None:
         proofs = await prover.prove(engine, settings.agent_tooling_image)
+    proofs |= await prove_publication(
+        settings.sandbox_publication_mode, settings.sandbox_state_root
+    )
     trust_domain_id = settings.trust_domain_id or PREFLIGHT
     owner = Owner.of_runner(PREFLIGHT, runner_id, instance_id, trust_domain_id)
     return await run_checks(

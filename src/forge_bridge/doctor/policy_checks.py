@@ -54,8 +54,10 @@ def _publication(settings: PreflightSettings) -> CheckResult:
         )
     if can_publish(settings):
         return PUBLICATION.passed(f"{mode}: {settings.proofs[PUBLICATION.id]}")
+    why = settings.failures.get(PUBLICATION.id, "nothing has shown that a push works")
     return PUBLICATION.blocks_required(
-        f"{mode} is configured, and this version does not push: every offer is refused",
-        f"set FORGE_SANDBOX_PUBLICATION_MODE={PublicationMode.SHARED_FILESYSTEM.value} to take "
-        "the attempts that do not need it",
+        f"{mode} is configured, and every offer is refused: {why}",
+        "install Git 2.31 or later with its https transport, or set "
+        f"FORGE_SANDBOX_PUBLICATION_MODE={PublicationMode.SHARED_FILESYSTEM.value} to take the "
+        "attempts that do not need it",
     )
