@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -53,6 +53,7 @@ _REPOSITORY = re.compile(
 )
 _ENGINE_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,254}\Z")
 _TARGET = re.compile(r"(?:/\.?[A-Za-z0-9_][A-Za-z0-9_.-]*)+\Z")
+_ALIAS = re.compile(r"[a-z][a-z0-9-]{0,62}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _LSM_OPTION = re.compile(r"(?:apparmor|label)[=:](?!(?:unconfined|disable)\Z)[\x21-\x7e]{1,255}\Z")
 _RESERVED_TARGETS: Final = frozenset(
@@ -106,6 +107,10 @@ def without_tag(reference: str) -> str:
     return _TAG.sub("", reference, count=1)
 
 
+def _is_reserved(path: str) -> bool:
+    return path.split("/")[1] in _RESERVED_TARGETS
+
+
 @dataclass(frozen=True, slots=True)
 class VolumeMount:
     """A named volume of the attempt, mounted in a container; never a host path."""
@@ -117,7 +122,7 @@ class VolumeMount:
     def __post_init__(self) -> None:
         if not _ENGINE_NAME.match(self.volume):
             raise _malformed("mounts", f"{self.volume[:100]!r} is no volume name")
-        if not _TARGET.match(self.target) or self.target.split("/")[1] in _RESERVED_TARGETS:
+        if not _TARGET.match(self.target) or _is_reserved(self.target):
             raise _malformed("mounts", f"a volume cannot be mounted at {self.target[:100]!r}")
 
 
@@ -174,7 +179,10 @@ class ContainerSpec:
 
     :param environment: for PID 1, visible to whoever may inspect the container: no secrets.
     :param blanked: variables of the image that PID 1 must not get, besides those that none may.
+    :param uid: numeric, never root; with ``gid`` also the owner of what is in memory.
+    :param tmpfs: size of each directory kept in memory besides /tmp and /run, by its path.
     :param network: a network of the attempt; None is network policy ``none``.
+    :param aliases: names under which others on that network find it, besides its own.
     :param resolves_localhost: without a network, whether ``/etc/hosts`` is filled.  False spares
         the engine its network set-up, a third of the time that a start takes; the container
         then has a network namespace with only ``lo``, and ``localhost`` does not resolve.
@@ -198,7 +206,11 @@ class ContainerSpec:
     nofile: int = 4096
     tmp_exec: bool = False
     network: str | None = None
+    aliases: tuple[str, ...] = ()
     resolves_localhost: bool = True
+    uid: int = SANDBOX_UID
+    gid: int = SANDBOX_GID
+    tmpfs: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_pinned(self.image, field_name="image")
@@ -219,6 +231,12 @@ class ContainerSpec:
             self.network in _FOREIGN_NETWORKS or not _ENGINE_NAME.match(self.network)
         ):
             raise _malformed("network", f"{self.name} cannot join {self.network[:100]!r}")
+        if not all(map(_ALIAS.match, self.aliases)) or (self.aliases and self.network is None):
+            raise _malformed("aliases", f"{self.name} cannot be called {self.aliases!r:.100}")
+        if len(coverable(self.tmpfs)) < len(self.tmpfs) or min(self.tmpfs.values(), default=1) < 1:
+            raise _malformed(
+                "tmpfs", f"{self.name} cannot have {dict(self.tmpfs)!r:.200} in memory"
+            )
 
     @property
     def name(self) -> str:
@@ -234,6 +252,8 @@ _LEAST: Final = {
     "run_bytes": 1,
     "shm_bytes": 1,
     "nofile": 1,
+    "uid": 1,
+    "gid": 1,
 }
 """The engine takes 0 for "no limit", and refuses less memory or CPU than this."""
 
@@ -248,7 +268,7 @@ def container_request(spec: ContainerSpec, hardening: Hardening) -> dict[str, An
         "Entrypoint": list(spec.argv),
         "Cmd": [],
         "Env": environment,
-        "User": f"{SANDBOX_UID}:{SANDBOX_GID}",
+        "User": f"{spec.uid}:{spec.gid}",
         "Hostname": HOSTNAME,
         "WorkingDir": spec.working_directory,
         "Labels": spec.owner.labels(spec.role),
@@ -261,13 +281,21 @@ def container_request(spec: ContainerSpec, hardening: Hardening) -> dict[str, An
         "Tty": False,
         "NetworkDisabled": spec.network is None and not spec.resolves_localhost,
         "HostConfig": _host_config(spec, hardening),
+        **_networking(spec),
     }
+
+
+def _networking(spec: ContainerSpec) -> dict[str, Any]:
+    if spec.network is None or not spec.aliases:
+        return {}
+    endpoint = {"Aliases": list(spec.aliases)}
+    return {"NetworkingConfig": {"EndpointsConfig": {spec.network: endpoint}}}
 
 
 def _host_config(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
     # The engine adds noexec, nosuid and nodev by itself unless their opposites are asked for.
     flags = "exec,nosuid,nodev" if spec.tmp_exec else "noexec,nosuid,nodev"
-    owner = f"uid={SANDBOX_UID},gid={SANDBOX_GID},mode=0700"
+    private = f"noexec,nosuid,nodev,uid={spec.uid},gid={spec.gid},mode=0700"
     return {
         "ReadonlyRootfs": True,
         "CapDrop": ["ALL"],
@@ -288,7 +316,8 @@ def _host_config(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
         "ShmSize": spec.shm_bytes,
         "Tmpfs": {
             "/tmp": f"{flags},mode=1777,size={spec.tmp_bytes}",  # noqa: S108 - inside the container
-            "/run": f"noexec,nosuid,nodev,{owner},size={spec.run_bytes}",
+            "/run": f"{private},size={spec.run_bytes}",
+            **{path: f"{private},size={size}" for path, size in spec.tmpfs.items()},
         },
         "Mounts": [
             {
@@ -313,20 +342,25 @@ def _host_config(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
 
 
 def image_faults(
-    inspected: Mapping[str, Any], *, ours: Mapping[str, str] = NO_LABELS
+    inspected: Mapping[str, Any],
+    *,
+    ours: Mapping[str, str] = NO_LABELS,
+    covered: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Why an image is refused for use: what it declares that would change a container.
 
     Its files are not seen here: look for :data:`PRELOAD_FILE` in a container made from it.
 
     :param ours: the labels that we gave it ourselves.
+    :param covered: paths at which the container gets a directory in memory: at a ``VOLUME`` there
+        the engine makes no volume of its own, which nothing would bound.
     """
     config = inspected.get("Config") or {}
     faults = []
     if inspected.get("Os", "linux") != "linux":
         faults.append(f"it is for {inspected['Os']}")
-    if config.get("Volumes"):
-        faults.append(f"it declares VOLUME {sorted(config['Volumes'])}")
+    if volumes := sorted({*image_volumes(inspected)} - {*covered}):
+        faults.append(f"it declares VOLUME {volumes}")
     if config.get("OnBuild"):
         faults.append("it declares ONBUILD")
     has = config.get("Labels") or {}
@@ -334,6 +368,16 @@ def image_faults(
     if labels:
         faults.append(f"it carries the labels {labels}")
     return tuple(faults)
+
+
+def image_volumes(inspected: Mapping[str, Any]) -> tuple[str, ...]:
+    """The paths that an image declares as ``VOLUME``."""
+    return tuple(sorted((inspected.get("Config") or {}).get("Volumes") or ()))
+
+
+def coverable(paths: Iterable[str]) -> tuple[str, ...]:
+    """Those at which a directory in memory takes nothing away that a program needs."""
+    return tuple(path for path in paths if _TARGET.match(path) and not _is_reserved(path))
 
 
 def image_variables(inspected: Mapping[str, Any]) -> tuple[str, ...]:

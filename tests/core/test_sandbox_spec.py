@@ -21,8 +21,10 @@ from forge_core.sandbox_spec import (
     Hardening,
     VolumeMount,
     container_request,
+    coverable,
     image_faults,
     image_variables,
+    image_volumes,
     require_pinned,
 )
 
@@ -68,6 +70,9 @@ specs = st.builds(
     tmp_exec=st.booleans(),
     network=st.none() | names.filter(lambda name: name not in {"host", "none", "default"}),
     resolves_localhost=st.booleans(),
+    uid=st.integers(1, 65_534),
+    gid=st.integers(1, 65_534),
+    tmpfs=st.dictionaries(st.sampled_from(["/data", "/var/lib/postgresql/data"]), sizes),
 )
 hardenings = st.builds(
     Hardening,
@@ -116,7 +121,8 @@ def test_no_spec_keeps_a_privilege(spec: ContainerSpec, hardening: Hardening) ->
     assert host["ReadonlyRootfs"] is True
     assert host["SecurityOpt"][0] == "no-new-privileges"
     assert not any("unconfined" in option or "disable" in option for option in host["SecurityOpt"])
-    assert request["User"] == "1000:1000"
+    assert request["User"] == f"{spec.uid}:{spec.gid}"
+    assert all(int(number) > 0 for number in request["User"].split(":"))
     assert request["Healthcheck"] == {"Test": ["NONE"]}
     for target, options in host["Tmpfs"].items():
         flags = set(options.split(","))
@@ -210,6 +216,14 @@ def test_anything_else_does_not(reference: str) -> None:
         ("network", "host"),
         ("network", "none"),
         ("network", "container:other"),
+        ("aliases", ("database",)),
+        ("uid", 0),
+        ("gid", 0),
+        ("tmpfs", {"/etc": 1}),
+        ("tmpfs", {"/usr/lib/postgresql": 1}),
+        ("tmpfs", {"/data/": 1}),
+        ("tmpfs", {"data": 1}),
+        ("tmpfs", {"/data": 0}),
         ("network", ""),
         ("image", "tooling:latest"),
     ],
@@ -279,6 +293,18 @@ def test_the_profile_travels_by_value_and_has_a_digest() -> None:
 def test_an_engine_that_obeys_reads_back_clean(spec: ContainerSpec, hardening: Hardening) -> None:
     request = container_request(spec, hardening)
     assert read_back(request, as_inspected(request)) == ()
+
+
+@pytest.mark.requirement("B-55")
+def test_a_container_has_the_names_that_it_is_given_on_its_network_alone() -> None:
+    service = replace(SPEC, network="forge-agent-network-1", aliases=("postgres",))
+    assert container_request(service, Hardening())["NetworkingConfig"] == {
+        "EndpointsConfig": {"forge-agent-network-1": {"Aliases": ["postgres"]}}
+    }
+    assert "NetworkingConfig" not in container_request(SPEC, Hardening())
+    for alias in ("", "a b", "localhost.", "-x", "UPPER", "a" * 64):
+        with pytest.raises(RefusedError):
+            replace(service, aliases=(alias,))
 
 
 def set_host(key: str, value: object) -> Callable[[dict[str, Any]], None]:
@@ -363,6 +389,16 @@ def test_an_image_that_would_change_a_container_is_refused(
     faults = image_faults({"Os": "linux", "Config": config})
     assert len(faults) == 1
     assert word in faults[0]
+
+
+@pytest.mark.requirement("B-55")
+def test_a_volume_of_an_image_counts_where_nothing_covers_it() -> None:
+    image = {"Config": {"Volumes": {"/data": {}, "/etc": {}, "/var/lib/data": {}}}}
+    assert image_volumes(image) == ("/data", "/etc", "/var/lib/data")
+    assert coverable(image_volumes(image)) == ("/data", "/var/lib/data")
+    (fault,) = image_faults(image, covered=("/data", "/var/lib/data", "/else"))
+    assert "VOLUME ['/etc']" in fault
+    assert image_faults({"Config": {"Volumes": {"/data": {}}}}, covered=("/data",)) == ()
 
 
 @pytest.mark.requirement("B-30")
