@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from forge_core.dockerignore import Ignore
 from forge_core.image_ports import BuildLimits
 
 RECIPE: Final = 1
@@ -23,7 +23,8 @@ class ImageInputs:
     """All that goes into an image.
 
     :param contract: the bytes of the contract, exactly as committed; likewise ``dockerfile``.
-    :param context_id: see :func:`context_id`.
+    :param context_id: of all that is sent: :func:`context_id`, the id of the commit's whole tree
+        where nothing is left out, or empty.
     :param sources: every external image, pinned by digest, in any order.
     :param tooling_image: pinned by digest.
     :param builder: :attr:`forge_core.image_ports.BuilderFacts.identity`.
@@ -62,19 +63,18 @@ def image_key(inputs: ImageInputs) -> str:
     )
 
 
-def context_id(listing: bytes, is_sent: Callable[[str], bool]) -> str:
+def context_id(listing: bytes, ignore: Ignore) -> str:
     """What a build may see of a commit, as one digest.
 
     Mode, blob and path of every file that is sent; what ``.dockerignore`` leaves out changes
     nothing, so that a change of it does not build anew.
 
     :param listing: ``git ls-tree -r -z`` of the commit.
-    :param is_sent: whether a path is part of the context.
     """
     entries = []
     for entry in listing.split(b"\0"):
         path = entry.partition(b"\t")[2].decode("utf-8", "surrogateescape")
-        if path and is_sent(path):
+        if path and not ignore.excludes(path):
             entries.append(entry.decode("utf-8", "surrogateescape"))
     return _digest(sorted(entries))
 

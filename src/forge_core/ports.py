@@ -7,7 +7,7 @@ expected; waiting is bounded by each edge itself.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -229,10 +229,10 @@ class GitStore(Protocol):
 
     def build_context(
         self, repository: str, commit: str, *, ignore: Ignore | None, max_bytes: int
-    ) -> AsyncIterable[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """A tar of the commit's files, without what is ignored; the same bytes every time.
 
-        The Dockerfile is never left out.  Raises RefusedError workspace_invalid.
+        To be closed.  The Dockerfile is never left out.  Raises RefusedError workspace_invalid.
         """
 
     async def import_bundle(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class GitStores:
 
     def build_context(
         self, repository: str, commit: str, *, ignore: Ignore | None, max_bytes: int
-    ) -> AsyncIterable[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """See :func:`forge_edges.build_context.build_context`."""
         return build_context(
             self._store(repository),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge_core.dockerignore import Ignore
 from forge_core.image_key import ImageInputs, context_id, image_key
 from forge_core.image_ports import BuildLimits
 
@@ -84,19 +85,17 @@ def listing(**files: str) -> bytes:
 
 @pytest.mark.requirement("B-52")
 def test_the_context_is_what_is_sent_and_nothing_else() -> None:
-    def is_sent(path: str) -> bool:
-        return path != "notes"
-
-    here = context_id(listing(code="aa", notes="bb"), is_sent)
-    assert context_id(listing(code="aa", notes="cc"), is_sent) == here
-    assert context_id(listing(code="aa"), is_sent) == here
-    assert context_id(listing(code="ab", notes="bb"), is_sent) != here
-    assert context_id(listing(cod="aa", notes="bb"), is_sent) != here
-    assert context_id(listing(code="aa", more="aa"), is_sent) != here
+    ignore = Ignore.parse(b"notes\n")
+    here = context_id(listing(code="aa", notes="bb"), ignore)
+    assert context_id(listing(code="aa", notes="cc"), ignore) == here
+    assert context_id(listing(code="aa"), ignore) == here
+    assert context_id(listing(code="ab", notes="bb"), ignore) != here
+    assert context_id(listing(cod="aa", notes="bb"), ignore) != here
+    assert context_id(listing(code="aa", more="aa"), ignore) != here
     executable = listing(code="aa").replace(b"100644", b"100755")
-    assert context_id(executable, is_sent) != here
+    assert context_id(executable, ignore) != here
 
 
 def test_a_path_that_is_no_text_counts_too() -> None:
     one, other = (b"100644 blob aa\t\xff" + end + b"\0" for end in (b"1", b"2"))
-    assert context_id(one, lambda _: True) != context_id(other, lambda _: True)
+    assert context_id(one, Ignore.parse(b"")) != context_id(other, Ignore.parse(b""))

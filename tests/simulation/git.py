@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 
 import anyio
 
@@ -62,7 +62,7 @@ class SimulatedGit:
 
     async def build_context(
         self, repository: str, commit: str, *, ignore: Ignore | None, max_bytes: int
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """See the port; it is no tar, since nobody unpacks it."""
         for path, content in sorted(self.files.items()):
             await anyio.sleep(self._rng.uniform(0.01, 0.2))
