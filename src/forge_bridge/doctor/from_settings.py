@@ -7,12 +7,14 @@ from typing import Final
 
 import anyio
 
+from forge_bridge.doctor.builder_checks import prove_builder
 from forge_bridge.doctor.checks import Preflight, run_checks
 from forge_bridge.doctor.image_checks import ImageProver, Proofs
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.doctor.publication_checks import prove_publication
 from forge_bridge.settings import BridgeSettings
 from forge_core.errors import RefusedError
+from forge_core.image_ports import ImageBuilder
 from forge_core.labels import PREFLIGHT, Owner
 from forge_core.ports import Engine
 from forge_core.sandbox_spec import Hardening
@@ -28,6 +30,7 @@ async def preflight(
     runner_id: str,
     instance_id: str,
     prover: ImageProver | None = None,
+    builder: ImageBuilder | None = None,
 ) -> Preflight:
     """Run every check for these settings.
 
@@ -35,10 +38,14 @@ async def preflight(
     :param instance_id: this life of the process; with ``runner_id`` it labels what the probe
         makes, so that the next start finds it should this one die in the middle.
     :param prover: tries the image gates; None: nothing shows that they work.
+    :param builder: is looked at likewise.
     """
     proofs = Proofs()
     if prover is not None:
         proofs = await prover.prove(engine, settings.agent_tooling_image)
+    if builder is not None:
+        egress_enforced = settings.sandbox_build_egress_enforced
+        proofs |= await prove_builder(builder, egress_enforced=egress_enforced)
     proofs |= await prove_publication(
         settings.sandbox_publication_mode, settings.sandbox_state_root
     )

@@ -37,6 +37,10 @@ class Proofs:
     shown: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
 
+    def __or__(self, other: Proofs) -> Proofs:
+        """Both."""
+        return Proofs({**self.shown, **other.shown}, {**self.failed, **other.failed})
+
 
 class ImageProver:
     """Tries the gates, and remembers what was shown with an image for as long as it lives.

@@ -16,6 +16,9 @@ IMAGE_POLICY: Final = Check(
     "image_policy", "Images pass SBOM, vulnerability and provenance gates", "the gates"
 )
 SIGNATURES: Final = Check("signatures", "Image signatures are verified", "the signature verifier")
+BUILDER: Final = Check(
+    "builder", "Images are built in a builder of their own, within limits", "the builder"
+)
 BUILD_EGRESS: Final = Check(
     "build_egress", "Image builds reach nothing that they should not", "the builder"
 )
@@ -24,6 +27,7 @@ REMEDIES: Final = {
     "key, so that each works on the tooling image",
     SIGNATURES: "set FORGE_SANDBOX_SIGNATURE_EXECUTABLE and FORGE_SANDBOX_SIGNATURE_PUBLIC_KEY, "
     "and sign the tooling image with that key",
+    BUILDER: "set FORGE_SANDBOX_BUILDKIT_IMAGE, on an engine that enforces limits",
     BUILD_EGRESS: "set FORGE_SANDBOX_BUILD_EGRESS_ENFORCED=true for a builder behind such control",
 }
 
