@@ -14,7 +14,8 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,7 @@ from forge_bridge.flows.session import ConnectionFactory
 from forge_bridge.flows.status import StatusReport
 from forge_bridge.flows.stop import DELIVER_MS
 from forge_bridge.groups import first_error
+from forge_bridge.images.doors import ImageDoors, image_doors
 from forge_bridge.logs import KnownSecrets, configure_logging
 from forge_bridge.metrics import health_page, metrics_page
 from forge_bridge.perform import FaultPoint, no_faults
@@ -40,7 +42,8 @@ from forge_bridge.repositories import RegisteredRepositories
 from forge_bridge.runner import Identity, SandboxSettings
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
-from forge_core.ports import Engine
+from forge_core.labels import BUILDER, Owner
+from forge_core.ports import Clock, Disk, Engine
 from forge_core.sandbox_spec import Hardening
 from forge_core.wire.shapes import Capabilities
 from forge_edges.clock import SystemClock
@@ -65,6 +68,20 @@ AT_ONCE_S: Final = 2.0
 """What a stop at once leaves to what will not be cancelled: a removal, a thread in a call."""
 
 SUPERVISOR: Final = Path(__file__).parents[1] / "forge_supervisor"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Everything that a bridge stands on, open."""
+
+    settings: BridgeSettings
+    root: StateRoot
+    identity: Identity
+    clock: Clock
+    engine: Engine
+    disk: Disk
+    images: ImageDoors
+    connections: ConnectionFactory
 
 
 @asynccontextmanager
@@ -96,19 +113,24 @@ async def open_bridge(
         facts = await engine.facts()
         lock = await root.acquire_engine_lock(facts.id, root.runner_id, instance_id=instance_id)
         try:
-            look = partial(
-                preflight,
-                engine,
-                settings,
-                await read_hardening(settings),
-                runner_id=root.runner_id,
-                instance_id=instance_id,
-            )
-            checked = await look()
-            async with anyio.create_task_group() as tasks:
-                service = await _assemble(
-                    settings, root, identity, clock, engine, checked, tasks, connections, reach
+            disk = await _disks(root, engine)
+            async with (
+                _image_doors(settings, root, identity, clock, engine, disk) as images,
+                anyio.create_task_group() as tasks,
+            ):
+                look = partial(
+                    preflight,
+                    engine,
+                    settings,
+                    await read_hardening(settings),
+                    runner_id=root.runner_id,
+                    instance_id=instance_id,
+                    prover=images.prover,
+                    builder=images.builder,
                 )
+                checked = await look()
+                opened = Opened(settings, root, identity, clock, engine, disk, images, connections)
+                service = await _assemble(opened, checked, tasks, reach)
 
                 async def look_again() -> Capabilities:
                     return (await look()).capabilities
@@ -131,33 +153,33 @@ async def open_bridge(
 
 
 async def _assemble(
-    settings: BridgeSettings,
-    root: StateRoot,
-    identity: Identity,
-    clock: SystemClock,
-    engine: DockerEngine,
-    checked: Preflight,
-    tasks: anyio.abc.TaskGroup,
-    connections: ConnectionFactory,
-    reach: FaultPoint,
+    opened: Opened, checked: Preflight, tasks: anyio.abc.TaskGroup, reach: FaultPoint
 ) -> BridgeService:
+    settings, root = opened.settings, opened.root
     repositories = RegisteredRepositories(root.path)
     await repositories.refresh()
     git = GitStores(root.repositories, repositories.clones)
     await git.remove_leftovers()
     ports = Ports(
-        clock=clock,
-        engine=engine,
+        clock=opened.clock,
+        engine=opened.engine,
         git=git,
         host=ProcessHostCommands(),
-        disk=await _disks(root, engine),
+        disk=opened.disk,
         messages=root.messages,
         ledgers=root.ledgers,
         repositories=repositories,
-        connections=connections,
+        connections=opened.connections,
+        builder=opened.images.builder,
+        gates=opened.images.gates,
+        images=root.images,
+        build_logs=root.build_logs,
+        attestations=root.attestations,
     )
     sandbox = await sandbox_settings(settings, checked.hardening)
-    service = await assemble(settings, identity, ports, sandbox, checked.capabilities, tasks, reach)
+    service = await assemble(
+        settings, opened.identity, ports, sandbox, checked.capabilities, tasks, reach
+    )
     tasks.start_soon(service.runner.watch_cancellation)
     await drain.look(service.runner, root.is_drained)
     tasks.start_soon(drain.watch, service.runner, root.is_drained)
@@ -167,6 +189,22 @@ async def _assemble(
         pages = {"/metrics": lambda: metrics_page(report.now()), "/healthz": health_page}
         await tasks.start(serve_pages, settings.metrics_listen, pages)
     return service
+
+
+def _image_doors(
+    settings: BridgeSettings,
+    root: StateRoot,
+    identity: Identity,
+    clock: Clock,
+    engine: DockerEngine,
+    disk: Disk,
+) -> AbstractAsyncContextManager[ImageDoors]:
+    owner = Owner.of_runner(
+        BUILDER, root.runner_id, identity.runner_instance_id, identity.trust_domain_id
+    )
+    return image_doors(
+        settings, engine, engine.endpoint, owner, root.build_work, clock=clock, disk=disk
+    )
 
 
 async def _disks(root: StateRoot, engine: Engine) -> FileSystemDisks:

@@ -20,12 +20,19 @@ from forge_bridge.flows.register import registration
 from forge_bridge.flows.replay import MessageStore, Replay
 from forge_bridge.flows.session import ConnectionFactory, Session
 from forge_bridge.flows.stop import stop as stop_in_order
+from forge_bridge.images.collect import CacheBounds, ImageCollector
+from forge_bridge.images.pipeline import ImagePipeline
+from forge_bridge.images.records import EvidenceStore, ImageIndex, ImageRecords
+from forge_bridge.images.tooling import Tooling
 from forge_bridge.perform import FaultPoint, no_faults
 from forge_bridge.runner import Identity, Ledgers, Repositories, Runner, SandboxSettings
 from forge_bridge.settings import BridgeSettings
 from forge_core.admission import DiskPressure
 from forge_core.backoff import Backoff
-from forge_core.errors import EngineTimedOut, EngineUnreachable
+from forge_core.errors import EngineTimedOut, EngineUnreachable, ForgeError
+from forge_core.image_ports import ImageBuilder, ImageGates
+from forge_core.image_retention import Retention
+from forge_core.labels import TOOLING, Owner
 from forge_core.ports import Clock, Disk, Engine, GitStore, HostCommands
 from forge_core.wire.shapes import Capabilities
 
@@ -49,14 +56,23 @@ class Ports:
     ledgers: DispatchLedgers
     repositories: Repositories
     connections: ConnectionFactory
+    builder: ImageBuilder
+    gates: ImageGates
+    images: ImageIndex
+    build_logs: EvidenceStore
+    attestations: EvidenceStore
 
 
 @dataclass(slots=True)
 class BridgeService:
-    """One bridge with everything that it needs opened; see :func:`assemble`."""
+    """One bridge with everything that it needs opened; see :func:`assemble`.
+
+    :ivar images: what is kept of them, and for how long.
+    """
 
     runner: Runner
     session: Session
+    images: ImageCollector
     _legacy: LegacyDispatches
     _stop_ms: int
 
@@ -76,7 +92,16 @@ class BridgeService:
             await stop.wait()
             logger.info("stopping")
             await stop_in_order(self.runner, self._legacy, self._stop_ms)
+            await self._remove_tooling()
             disconnect.set()
+
+    async def _remove_tooling(self) -> None:
+        if self.runner.tooling is None:
+            return
+        try:
+            await self.runner.tooling.remove()
+        except ForgeError as error:
+            logger.warning("cannot remove the tooling; the next start does", error=str(error))
 
 
 async def assemble(
@@ -120,17 +145,64 @@ async def assemble(
         ),
         host_execution_allowed=settings.allow_host_execution,
         reach=reach,
+        images=_pipeline(settings, ports),
+        tooling=_tooling(identity, ports, sandbox),
     )
     await disk.look(runner, ports.disk)
     reaper = Reaper(runner, ports.engine)
     await boot.recover(runner, ports.engine, reaper, ports.ledgers)
     registration(runner)
+    images = _collector(settings, runner)
+    await images.recover()
     legacy = LegacyDispatches(runner, ports.host)
     session = Session(runner, ports.connections, outbox, legacy, reaper)
     tasks.start_soon(watch_reservations, runner)
-    tasks.start_soon(disk.watch, runner, ports.disk)
+    tasks.start_soon(disk.watch, runner, ports.disk, images.relieve)
+    tasks.start_soon(images.keep_up)
     tasks.start_soon(reaper.run_every_minute)
-    return BridgeService(runner, session, legacy, settings.stop_deadline_seconds * 1000)
+    return BridgeService(runner, session, images, legacy, settings.stop_deadline_seconds * 1000)
+
+
+def _pipeline(settings: BridgeSettings, ports: Ports) -> ImagePipeline:
+    audit = Retention(
+        settings.sandbox_audit_retention_count, settings.sandbox_audit_retention_ttl_ms
+    )
+    return ImagePipeline(
+        builder=ports.builder,
+        gates=ports.gates,
+        records=ImageRecords(ports.images, ports.build_logs, ports.attestations, audit),
+        limits=settings.build_limits,
+        slots=anyio.CapacityLimiter(settings.max_concurrent_sandbox_builds),
+        network=settings.sandbox_build_egress_enforced,
+    )
+
+
+def _tooling(identity: Identity, ports: Ports, sandbox: SandboxSettings | None) -> Tooling | None:
+    if sandbox is None:
+        return None
+    return Tooling(
+        ports.engine,
+        Owner.of_runner(
+            TOOLING, identity.runner_id, identity.runner_instance_id, identity.trust_domain_id
+        ),
+        sandbox.tooling_image,
+        sandbox.supervisor_source,
+        sandbox.hardening,
+    )
+
+
+def _collector(settings: BridgeSettings, runner: Runner) -> ImageCollector:
+    assert runner.images is not None
+    return ImageCollector(
+        runner,
+        runner.images,
+        Retention(settings.sandbox_image_retention_count, settings.sandbox_image_retention_ttl_ms),
+        CacheBounds(
+            most=settings.sandbox_buildkit_cache_max_bytes,
+            reserved=settings.sandbox_buildkit_cache_reserved_bytes,
+            minimum_free=settings.minimum_workspace_bytes,
+        ),
+    )
 
 
 async def until_reachable(engine: Engine, clock: Clock) -> None:

@@ -27,6 +27,8 @@ from forge_core.wire.shapes import Capabilities, DiskState, RunnerSettings
 
 if TYPE_CHECKING:
     from forge_bridge.attempt_run import AttemptRun
+    from forge_bridge.images.pipeline import ImagePipeline
+    from forge_bridge.images.tooling import Tooling
 
 DEFAULT_HARDENING: Final = Hardening()
 UNTOLD_SETTINGS: Final = RunnerSettings(draining=False, host_fallback_enabled=False)
@@ -108,6 +110,8 @@ class Repositories(Protocol):
 class Runner:
     """One bridge process.  Flows read and change it; nothing else does.
 
+    :ivar images: the images of projects, and ``tooling`` what PID 1 runs from in them; None where
+        no attempt runs.
     :ivar at_once: set when ``tasks`` is cancelled, for what is shielded from a cancellation.
     """
 
@@ -125,6 +129,8 @@ class Runner:
     disk: DiskPressure
     host_execution_allowed: bool = False
     reach: FaultPoint = no_faults
+    images: ImagePipeline | None = None
+    tooling: Tooling | None = None
     hub: HubLink = field(default_factory=HubLink)
     admission: Admission = field(default_factory=Admission)
     attempts: dict[Key, AttemptRun] = field(default_factory=dict)

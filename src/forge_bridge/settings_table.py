@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from forge_bridge import settings_types as accept
 from forge_bridge.settings_rules import SettingsConflictError, find_conflicts
+from forge_core.image_ports import BuildLimits
 from forge_core.resources import ResourceCapacity
 from forge_core.wire.codes import PublicationMode
 
@@ -467,4 +468,14 @@ class BridgeSettings(BaseSettings):
             pids=self.sandbox_pid_capacity,
             memory_bytes=self.sandbox_memory_capacity_bytes,
             cpu_millis=self.sandbox_cpu_capacity_millis,
+        )
+
+    @property
+    def build_limits(self) -> BuildLimits:
+        """What one image build may take (B-33)."""
+        return BuildLimits(
+            memory_bytes=self.sandbox_build_memory_bytes,
+            cpu_quota_us=self.sandbox_build_cpu_quota_us,
+            nofile=self.sandbox_build_nofile,
+            pids=self.sandbox_builder_pids_limit,
         )

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import anyio
 import structlog.testing
+from image_doubles import ScriptedGates
 from memory_engine import IMAGE, MemoryEngine
 from pydantic import SecretStr
 from scripted_hub import TOKEN, ScriptedHub
@@ -25,11 +26,16 @@ from scripted_hub import TOKEN, ScriptedHub
 from engines import Engine
 from forge_bridge import app
 from forge_bridge.doctor import Preflight
+from forge_bridge.doctor.image_checks import ImageProver
 from forge_bridge.groups import first_error
+from forge_bridge.images.doors import NoBuilder
+from forge_bridge.images.gates import GateTools
 from forge_bridge.repositories import add_repository
 from forge_bridge.runner import Identity, Runner
 from forge_bridge.settings import BridgeSettings, default_bridge_service_config
 from forge_bridge.state_root import StateRoot
+from forge_core.image_ports import ImageBuilder, ImageGates
+from forge_core.ports import Disk
 from forge_core.wire.codes import NetworkPolicy, Runtime
 from forge_core.wire.shapes import Capabilities, SandboxReadiness
 from forge_edges.clock import SystemClock
@@ -39,6 +45,11 @@ from forge_edges.signalr import SignalRConnectionFactory
 
 TRUST_DOMAIN = "test-domain"
 REPOSITORY = "sample"
+AGREED = ("approvedCommit",)
+"""What a start must repeat of its offer."""
+
+NO_BUILDER = NoBuilder("cannot build images: this test has no builder")
+NO_PROVER = ImageProver(GateTools(), enforced=False, utc=SystemClock().utc)
 KEY = bytes(range(32))
 MIB = 1 << 20
 
@@ -151,7 +162,8 @@ class Bridge:
 
         :param sandbox: sandbox settings that only this attempt has.
         """
-        offer = await self.accept()
+        agreed = {name: more[name] for name in AGREED if name in more}
+        offer = await self.accept(**agreed)
         key = offer["attemptId"], offer["fence"]
         run = self.runner.attempts[key]
         async with self._one_start:
@@ -259,6 +271,9 @@ async def assembled(
     *,
     clock: SystemClock | None = None,
     runtimes: Iterable[Runtime] = (Runtime.DOCKER,),
+    builder: ImageBuilder = NO_BUILDER,
+    gates: ImageGates | None = None,
+    disk: Disk | None = None,
 ) -> AsyncIterator[app.BridgeService]:
     """What ``open_bridge`` does, with an engine that is there already and needs no preflight."""
     clock = clock or HastyClock()
@@ -276,17 +291,17 @@ async def assembled(
     checked = Preflight((), capabilities_of(settings, runtimes))
     try:
         async with anyio.create_task_group() as tasks:
-            service = await app._assemble(
+            opened = app.Opened(
                 settings,
                 root,
                 identity,
                 clock,
                 engine,
-                checked,
-                tasks,
+                disk or await app._disks(root, engine),
+                app.ImageDoors(builder, gates or ScriptedGates(), NO_PROVER),
                 SignalRConnectionFactory(app.signalr_settings(settings)),
-                app.no_faults,
             )
+            service = await app._assemble(opened, checked, tasks, app.no_faults)
             yield service
             tasks.cancel_scope.cancel()
     finally:
@@ -339,6 +354,9 @@ async def memory_bridge(
     online: bool = True,
     attend: bool = True,
     runtimes: Iterable[Runtime] = (Runtime.DOCKER,),
+    builder: ImageBuilder = NO_BUILDER,
+    gates: ImageGates | None = None,
+    disk: Disk | None = None,
     **more: Any,
 ) -> AsyncIterator[Bridge]:
     """A hub, and a running bridge whose containers are coroutines."""
@@ -350,7 +368,15 @@ async def memory_bridge(
             settings = settings_for(directory, listening, **more)
             commit = prepared(settings)
             async with (
-                assembled(settings, running, clock=clock, runtimes=runtimes) as service,
+                assembled(
+                    settings,
+                    running,
+                    clock=clock,
+                    runtimes=runtimes,
+                    builder=builder,
+                    gates=gates,
+                    disk=disk,
+                ) as service,
                 attended(
                     service, listening, settings, commit, logs, online=online, run=attend
                 ) as bridge,

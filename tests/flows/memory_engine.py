@@ -18,6 +18,7 @@ import anyio.abc
 
 from forge_core.errors import EngineConflict, EngineNotFound, EngineTimedOut, EngineUnreachable
 from forge_core.ports import EngineImage, EngineResource, ExitStatus
+from forge_core.sandbox_spec import TOOLING_MOUNT
 from forge_core.wire.codes import ResourceKind
 from forge_core.wire.shapes import EngineFacts, EngineLimits
 
@@ -132,6 +133,19 @@ async def idle_helper(container: Container) -> int:
     return 0
 
 
+async def packer(container: Container) -> int:
+    """The tooling image as it packs its interpreter; nobody unpacks what it writes."""
+    container.write(b'{"program": "bin/python3", "loader": "ld.so"}\na tar')
+    return 0
+
+
+async def looker(container: Container) -> int:
+    """The packed interpreter, which loads nothing from elsewhere."""
+    seen = [f"{TOOLING_MOUNT}/bin/python3"]
+    container.write(json.dumps({"files": seen, "modules": seen}).encode())
+    return 0
+
+
 class MemoryEngine:
     """Implements :class:`forge_core.ports.Engine`.
 
@@ -140,10 +154,17 @@ class MemoryEngine:
     :ivar most_at_once: the most agents that ever ran together.
     :ivar images: those that it can list, by id; any other is there all the same, without a name.
     :ivar configs: what an image declares, by id.
+    :ivar requests: everything that was asked for as a container.
+    :ivar paths: what every container has.
     """
 
     def __init__(self) -> None:
-        self.programs: dict[str, Program] = {"agent": obedient_agent, "helper": idle_helper}
+        self.programs: dict[str, Program] = {
+            "agent": obedient_agent,
+            "helper": idle_helper,
+            "tooling-pack": packer,
+            "tooling-look": looker,
+        }
         self.faults: dict[str, Exception] = {}
         self.containers: dict[str, Container] = {}
         self.volumes: dict[str, Mapping[str, str]] = {}
@@ -151,6 +172,8 @@ class MemoryEngine:
         self.most_at_once = 0
         self.images: dict[str, EngineImage] = {}
         self.configs: dict[str, Mapping[str, Any]] = {}
+        self.requests: list[Mapping[str, Any]] = []
+        self.paths: tuple[str, ...] = ()
         self._tasks: anyio.abc.TaskGroup
 
     @asynccontextmanager
@@ -216,6 +239,7 @@ class MemoryEngine:
             raise EngineConflict(f"cannot create {name}: the name is taken")
         container = Container(f"{len(self.created):064x}", name, request)
         self.created.append(name)
+        self.requests.append(request)
         self.containers[container.id] = container
         running = [c for c in self.containers.values() if c.role == "agent"]
         self.most_at_once = max(self.most_at_once, len(running))
@@ -272,7 +296,7 @@ class MemoryEngine:
             continue
 
     async def has_path(self, container: str, path: str) -> bool:
-        return False
+        return path in self.paths
 
     async def create_volume(
         self, name: str, labels: Mapping[str, str], *, size_bytes: int | None = None

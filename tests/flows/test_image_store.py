@@ -133,6 +133,8 @@ async def test_a_set_replaces_the_one_before_as_a_whole(tmp_path: Path) -> None:
     found = {path.name: path.read_bytes() for path in (tmp_path / KEY).iterdir()}
     assert found == {"sbom.spdx.json": b"new"}
     assert [path.name for path in tmp_path.iterdir()] == [KEY]
+    assert await attestations.read(KEY) == (Evidence("sbom.spdx.json", b"new"),)
+    assert await attestations.read(OTHER) == ()
 
 
 async def test_a_log_is_replaced_alone(tmp_path: Path) -> None:

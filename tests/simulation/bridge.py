@@ -24,6 +24,7 @@ from .disk import SimulatedDisk, SimulatedLedgers, SimulatedMessages, WatchedDis
 from .engine import SimulatedEngine
 from .engine_door import EngineDoor
 from .git import SimulatedGit
+from .images import NoBuilds, NoImages
 from .network import ConnectionFactory, Network
 from .world import SimulatedClock, World
 
@@ -150,6 +151,11 @@ class Life:
             ledgers=SimulatedLedgers(host.disk, clock.utc),
             repositories=OneRepository(),
             connections=ConnectionFactory(host.network, self.process, self._sent),
+            builder=NoBuilds(),
+            gates=NoBuilds(),
+            images=NoImages(),
+            build_logs=NoImages(),
+            attestations=NoImages(),
         )
         async with anyio.create_task_group() as tasks:
             self.service = await assemble(

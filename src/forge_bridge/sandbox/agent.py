@@ -209,13 +209,16 @@ class _Conversation:
         }
 
     def _environment(self) -> dict[str, str]:
+        """Ours, the contract's, the hub's, the secrets: each wins over those before it."""
         context, start = self._context, self._context.start
+        contract = context.contract
         environment = {
             "HOME": "/tmp",  # noqa: S108 - inside the container
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
             "FORGE_ATTEMPT_ID": start.attempt_id,
             "FORGE_BRANCH": start.branch,
+            **({} if contract is None else contract.environment),
             **start.agent.env,
             **context.secrets,
         }

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import anyio
 
 from forge_bridge.attempt_run import AttemptRun
+from forge_bridge.images.tooling import ToolingTree
 from forge_bridge.runner import Runner, SandboxSettings
 from forge_core.attempt_events import Happened, ResourceCreated, ResourceIntended, StageEntered
+from forge_core.contract import Contract
 from forge_core.errors import (
     DiskUnusable,
     EngineNotFound,
@@ -56,7 +58,12 @@ def failure_of(error: ForgeError) -> tuple[FailureCode, str]:
 
 @dataclass(slots=True)
 class StageContext:
-    """One dispatch on its way through the stages."""
+    """One dispatch on its way through the stages.
+
+    :ivar contract: what the project asks for, granted; None: it has no contract.
+    :ivar blanked: variables of the image that PID 1 must not get.
+    :ivar tooling: what PID 1 runs from; None: from the image, which is the tooling image.
+    """
 
     run: AttemptRun
     start: Start
@@ -64,7 +71,10 @@ class StageContext:
     engine: Engine
     settings: SandboxSettings
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    contract: Contract | None = None
     image: str = ""
+    blanked: tuple[str, ...] = ()
+    tooling: ToolingTree | None = None
     volume: str = ""
     agent_container: str = ""
     pid_1_runs: anyio.Event = field(default_factory=anyio.Event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forge_bridge.images.tooling import PID_1_ENVIRONMENT
 from forge_bridge.sandbox.stage import StageContext
 from forge_core.resources import ResourceVector
 from forge_core.sandbox_spec import (
@@ -49,15 +50,23 @@ async def fill_workspace(context: StageContext) -> None:
 def agent_spec(context: StageContext, volume: str) -> ContainerSpec:
     """The agent's container; secrets and the agent's environment go in over stdin only."""
     resources: ResourceVector = context.resources
+    tooling, contract = context.tooling, context.contract
+    interpreter = (INTERPRETER,) if tooling is None else tooling.interpreter
     return ContainerSpec(
         owner=context.run.state.owner,
         role="agent",
         image=context.image,
-        argv=(INTERPRETER, "-I", "-S", "-c", context.settings.supervisor_source),
+        argv=(*interpreter, "-I", "-S", "-c", context.settings.supervisor_source),
+        environment=PID_1_ENVIRONMENT,
+        blanked=context.blanked,
         memory_bytes=resources.memory_bytes,
         cpu_millis=resources.cpu_millis,
         pids=resources.pids,
-        mounts=(VolumeMount(volume, WORKSPACE_VOLUME, read_only=False),),
+        tmp_exec=contract is not None and contract.tmp.executable,
+        mounts=(
+            VolumeMount(volume, WORKSPACE_VOLUME, read_only=False),
+            *(() if tooling is None else (tooling.mount,)),
+        ),
     )
 
 

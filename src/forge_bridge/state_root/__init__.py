@@ -23,6 +23,7 @@
       build-logs/<image key>/
         <stage>.log                      why a stage failed; masked, 1 MiB
       attestations/<image key>/          bill of materials, scan, signed provenance: a set
+      build-work/                        of builder and gate tools; wiped at each start
 
 Order: the ledger's record is durable before the effect that it announces, and what was found
 without a ledger gets one before it is removed; a message is durable before it is sent; a report
@@ -67,7 +68,7 @@ _WRITTEN_HERE: Final = (
     "cleanup-reports/rejected",
     "images",
 )
-_EVIDENCE: Final = ("build-logs", "attestations")
+_OTHERS: Final = ("build-logs", "attestations", "build-work", "repositories")
 _COMMAND_S: Final = 60
 _MAX_RUNNER_FILE_BYTES: Final = 4_096
 
@@ -81,7 +82,8 @@ class StateRoot:
     :ivar ledgers: ``attempts/``.
     :ivar messages: ``outbox/`` and ``cleanup-reports/``.
     :ivar repositories: the directory of the bare stores.
-    :ivar images: ``images/``, :ivar build_logs: and :ivar attestations: likewise.
+    :ivar images: ``images/``; ``build_logs`` and ``attestations`` likewise.
+    :ivar build_work: the directory in which builder and gate tools work.
     """
 
     def __init__(self, path: Path, runner_id: str, clock: Clock) -> None:
@@ -93,6 +95,7 @@ class StateRoot:
         self.images = ImageIndex(path / "images")
         self.build_logs = EvidenceStore(path / "build-logs")
         self.attestations = EvidenceStore(path / "attestations")
+        self.build_work = path / "build-work"
         self._clock = clock
 
     @classmethod
@@ -170,7 +173,7 @@ class StateRoot:
 
 def _open(path: Path, clock: Clock, override: str | None) -> str:
     prepare_root(path)
-    for part in (*_WRITTEN_HERE, *_EVIDENCE, "repositories"):
+    for part in (*_WRITTEN_HERE, *_OTHERS):
         prepare_part(path / part)
     return override or _stable_runner_id(path / "runner.json", clock)
 

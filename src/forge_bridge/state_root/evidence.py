@@ -21,10 +21,13 @@ from forge_edges.durable_file import (
     create_file,
     disk_errors,
     on_disk,
+    read_file,
     replace_file,
     sweep_temporary_files,
     sync_directory,
 )
+
+MAX_FILE_BYTES: Final = 64 << 20
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9.-]{0,63}")
 _UNFINISHED: Final = ".tmp-"
@@ -49,6 +52,13 @@ class EvidenceStore:
         A crash in the middle of a replacement can leave none of them, never a mixture.
         """
         await on_disk(self._put_set, self._path(image_key), documents)
+
+    async def read(self, image_key: str) -> tuple[Evidence, ...]:
+        """Everything of a key; nothing where nothing is kept.
+
+        :raises RefusedError: code ``file_too_large``, or ``path_refused``.
+        """
+        return await on_disk(self._read, self._path(image_key))
 
     async def kept(self) -> tuple[KeptEvidence, ...]:
         """Every key that something is kept of, and since when."""
@@ -89,6 +99,15 @@ class EvidenceStore:
                 for left in (fresh, old):
                     if left.exists():
                         shutil.rmtree(left)
+
+    def _read(self, directory: Path) -> tuple[Evidence, ...]:
+        with disk_errors("list", directory):
+            try:
+                paths = sorted(directory.iterdir())
+            except FileNotFoundError:
+                return ()
+        names = [path for path in paths if _NAME.fullmatch(path.name)]
+        return tuple(Evidence(path.name, read_file(path, MAX_FILE_BYTES)) for path in names)
 
     def _kept(self) -> tuple[KeptEvidence, ...]:
         with disk_errors("list", self._directory):

@@ -75,7 +75,7 @@ class ImageIndex:
         self._images[image.image_key] = image
 
     async def remove(self, image_key: str) -> None:
-        """Forget an image, before it is taken from the engine."""
+        """Forget an image; that nobody knew it is success."""
         await on_disk(remove_file, self._path(image_key))
         self._images.pop(image_key, None)
 

@@ -233,6 +233,7 @@ class OutputStream(StrEnum):
 class WarningCode(StrEnum):
     """What a ``warning`` event is about; it has ended nothing."""
 
+    CONTRACT_NOT_APPROVED = "contract_not_approved"
     LEASE_RENEWAL_REFUSED = "lease_renewal_refused"
     OUTPUT = "output"
     SECRET_NOT_MASKABLE = "secret_not_maskable"  # noqa: S105 - a code, not a secret

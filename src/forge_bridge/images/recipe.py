@@ -1,0 +1,138 @@
+"""From the approved commit to everything that decides its image (B-52).
+
+Contract, Dockerfile, ``.dockerignore`` and context are read from the object store, at the commit
+that was approved; the commit that the agent works on, and the working tree, have no say.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import anyio.to_thread
+
+from forge_core.contract import (
+    CONTRACT_PATH,
+    DOCKERFILE_PATH,
+    MAX_CONTRACT_BYTES,
+    Contract,
+    read_contract,
+)
+from forge_core.dockerfile import analyse_dockerfile
+from forge_core.dockerignore import IGNORE_PATHS, Ignore
+from forge_core.dockerignore import MAX_BYTES as MAX_IGNORE_BYTES
+from forge_core.errors import RefusedError
+from forge_core.image_key import context_id
+from forge_core.ports import GitStore
+
+MAX_DOCKERFILE_BYTES: Final = 1 << 20
+MAX_CONTEXT_BYTES: Final = 1 << 30
+
+NO_CONTEXT: Final = ""
+"""The context id of an image that takes nothing from the repository."""
+
+
+@dataclass(frozen=True, slots=True)
+class Approved:
+    """The contract of an approved commit."""
+
+    repository: str
+    commit: str
+    contract: Contract
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What is built.
+
+    :param sources: every external image, pinned.
+    :param open_context: a tar of the context, once for each build; to be closed.
+    """
+
+    approved: Approved
+    dockerfile: bytes
+    sources: tuple[str, ...]
+    context_id: str
+    open_context: Callable[[], AsyncGenerator[bytes]]
+
+
+async def approved_contract(git: GitStore, repository: str, commit: str) -> Approved | None:
+    """The contract in this commit; None when it has none.
+
+    :raises RefusedError: ``contract_invalid``, or ``workspace_invalid``: no such commit.
+    """
+    content = await git.read_file(repository, commit, CONTRACT_PATH, MAX_CONTRACT_BYTES)
+    if content is None:
+        return None
+    contract = await anyio.to_thread.run_sync(read_contract, content)
+    return Approved(repository, commit, contract, content)
+
+
+async def recipe_of(git: GitStore, approved: Approved) -> Recipe | None:
+    """What the contract wants built; None: the tooling image will do.
+
+    A reference is built too, as the one line that it is: so it is fetched, judged and recorded
+    like any other image.
+
+    :raises RefusedError: ``contract_invalid``, ``image_policy_denied``, or ``workspace_invalid``.
+    """
+    image = approved.contract.image
+    if image is None:
+        return None
+    if image.reference is not None:
+        dockerfile = f"FROM {image.reference}\n".encode()
+        return _without_context(approved, dockerfile, (image.reference,))
+    return await _from_dockerfile(git, approved)
+
+
+async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
+    repository, commit = approved.repository, approved.commit
+    dockerfile = await git.read_file(repository, commit, DOCKERFILE_PATH, MAX_DOCKERFILE_BYTES)
+    if dockerfile is None:
+        raise RefusedError(
+            f"cannot use {CONTRACT_PATH}: it names {DOCKERFILE_PATH}, which is not in commit "
+            f"{commit}; add it, or take image.dockerfile out",
+            code="contract_invalid",
+            field="image.dockerfile",
+        )
+    analysis = await anyio.to_thread.run_sync(analyse_dockerfile, dockerfile)
+    if not analysis.reads_context:
+        # What is not in the key is not sent either.
+        return _without_context(approved, dockerfile, analysis.external)
+    ignore = await _ignore(git, repository, commit)
+    if ignore is None:
+        sent = await git.tree_id(repository, commit)
+    else:
+        listing = await git.tree_listing(repository, commit)
+        sent = await anyio.to_thread.run_sync(context_id, listing, ignore)
+    context = partial(
+        git.build_context, repository, commit, ignore=ignore, max_bytes=MAX_CONTEXT_BYTES
+    )
+    return Recipe(approved, dockerfile, analysis.external, sent, context)
+
+
+async def _ignore(git: GitStore, repository: str, commit: str) -> Ignore | None:
+    for path in IGNORE_PATHS:
+        rules = await git.read_file(repository, commit, path, MAX_IGNORE_BYTES)
+        if rules is not None:
+            return await anyio.to_thread.run_sync(partial(Ignore.parse, rules, name=path))
+    return None
+
+
+def _without_context(approved: Approved, dockerfile: bytes, sources: tuple[str, ...]) -> Recipe:
+    return Recipe(approved, dockerfile, sources, NO_CONTEXT, partial(_alone, dockerfile))
+
+
+async def _alone(dockerfile: bytes) -> AsyncGenerator[bytes]:
+    """A context of nothing but the Dockerfile."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        entry = tarfile.TarInfo(DOCKERFILE_PATH)
+        entry.size = len(dockerfile)
+        tar.addfile(entry, io.BytesIO(dockerfile))
+    yield buffer.getvalue()

@@ -1,0 +1,78 @@
+"""What is kept of images on disk, as the pipeline sees it (storage.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from forge_core.errors import DiskUnusable
+from forge_core.image_ports import Evidence
+from forge_core.image_retention import (
+    CachedImage,
+    KeptEvidence,
+    Retention,
+    expendable_evidence,
+)
+
+logger = structlog.get_logger(__name__)
+
+
+class ImageIndex(Protocol):
+    """Which images are promoted; see :class:`forge_bridge.state_root.images.ImageIndex`."""
+
+    @property
+    def images(self) -> Mapping[str, CachedImage]: ...
+    async def load(self) -> None: ...
+    async def put(self, image: CachedImage) -> None: ...
+    async def remove(self, image_key: str) -> None: ...
+
+
+class EvidenceStore(Protocol):
+    """Files by image key; see :class:`forge_bridge.state_root.evidence.EvidenceStore`."""
+
+    async def put(self, image_key: str, document: Evidence) -> None: ...
+    async def put_set(self, image_key: str, documents: Sequence[Evidence]) -> None: ...
+    async def read(self, image_key: str) -> Sequence[Evidence]: ...
+    async def kept(self) -> Sequence[KeptEvidence]: ...
+    async def remove(self, image_key: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecords:
+    """The three of them.
+
+    :param retention: of logs and attestations, by key (B-28).
+    """
+
+    index: ImageIndex
+    build_logs: EvidenceStore
+    attestations: EvidenceStore
+    retention: Retention
+
+    async def prune(self, now_ms: int) -> None:
+        """Let go of what is too old or too much; never of what a usable image rests on.
+
+        A disk that does not let go ends nothing: the next call tries again.
+
+        :param now_ms: wall clock.
+        """
+        try:
+            newest: dict[str, int] = {}
+            for store in (self.build_logs, self.attestations):
+                for kept in await store.kept():
+                    at_ms = max(kept.written_at_ms, newest.get(kept.image_key, 0))
+                    newest[kept.image_key] = at_ms
+            doomed = expendable_evidence(
+                [KeptEvidence(key, at_ms) for key, at_ms in newest.items()],
+                protected=self.index.images.keys(),
+                retention=self.retention,
+                now_ms=now_ms,
+            )
+            for evidence in doomed:
+                await self.build_logs.remove(evidence.image_key)
+                await self.attestations.remove(evidence.image_key)
+        except DiskUnusable as error:
+            logger.error("cannot prune the evidence of images", error=str(error))
