@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from forge_core.egress_domains import DOMAIN_PATTERN, MAX_DOMAIN_CHARACTERS, egress_domain
+from forge_core.egress_domains import Domain
 from forge_core.errors import RefusedError
 from forge_core.sandbox_spec import BLANKED_VARIABLES, require_pinned
 from forge_core.strict_yaml import read_yaml
@@ -88,12 +88,6 @@ PinnedReference = Annotated[
     Field(max_length=512),
     AfterValidator(_pinned),
     Field(json_schema_extra={"pattern": "^[^@]+@sha256:[0-9a-f]{64}$"}),
-]
-Domain = Annotated[
-    str,
-    Field(max_length=MAX_DOMAIN_CHARACTERS + 1),
-    AfterValidator(egress_domain),
-    Field(json_schema_extra={"pattern": DOMAIN_PATTERN}),
 ]
 VariableName = Annotated[
     str,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from forge_core.contract import CONTRACT_PATH, Contract
+from forge_core.egress_domains import covers
 from forge_core.errors import RefusedError
 from forge_core.wire.codes import NetworkPolicy
 from forge_core.wire.from_hub import Network
@@ -50,7 +51,7 @@ def _network(contract: Contract, granted: Network) -> list[str]:
         return []
     if asked.policy is not granted.policy:
         return [f"network policy {asked.policy}"]
-    return [f"domain {name}" for name in asked.domains if name not in granted.domains]
+    return [f"domain {name}" for name in asked.domains if not covers(granted.domains, name)]
 
 
 def _services(contract: Contract, services: Collection[Service]) -> list[str]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Collection, Iterable
+from typing import Annotated, Final
 
 import idna
+from pydantic import AfterValidator, Field
 
 MAX_DOMAIN_CHARACTERS: Final = 253
 """RFC 1035, 2.3.4, without the root's dot."""
 
-_NEVER_PUBLIC: Final = "localhost|local|internal"
+NEVER_PUBLIC: Final = ("internal", "local", "localhost")
 """RFC 6761, RFC 6762, and what ICANN reserved for private use in 2024."""
+
+_NEVER_PUBLIC: Final = "|".join(NEVER_PUBLIC)
 
 _OUTER: Final = r"[^\x00-\x2f\x3a-\x60\x7b-\x7f]"
 _INNER: Final = r"[^\x00-\x2c\x2e\x2f\x3a-\x60\x7b-\x7f]"
@@ -60,3 +64,33 @@ def egress_domain(entry: str) -> str:
         return dot + idna.encode(name, strict=True, std3_rules=True).decode("ascii")
     except idna.IDNAError as error:
         raise ValueError(f"it is no domain name: {error}") from None
+
+
+Domain = Annotated[
+    str,
+    Field(max_length=MAX_DOMAIN_CHARACTERS + 1),
+    AfterValidator(egress_domain),
+    Field(json_schema_extra={"pattern": DOMAIN_PATTERN}),
+]
+"""An entry as contracts and starts carry it, taken by :func:`egress_domain`."""
+
+
+def covers(entries: Collection[str], wanted: str) -> bool:
+    """Whether whatever ``wanted`` lets through, ``entries`` let through too.
+
+    :param entries: as :func:`egress_domain` returns them; likewise ``wanted``.
+    """
+    name = wanted.removeprefix(".")
+    if wanted in entries or f".{name}" in entries:
+        return True
+    labels = name.split(".")
+    return any(f".{'.'.join(labels[n:])}" in entries for n in range(1, len(labels)))
+
+
+def without_covered(entries: Iterable[str]) -> tuple[str, ...]:
+    """The same names with as few entries as possible, sorted; Squid takes no others.
+
+    :param entries: as :func:`egress_domain` returns them.
+    """
+    every = frozenset(entries)
+    return tuple(sorted(one for one in every if not covers(every - {one}, one)))

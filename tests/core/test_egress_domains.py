@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import idna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_core.egress_domains import DOMAIN_PATTERN, egress_domain
+from forge_core.egress_domains import DOMAIN_PATTERN, covers, egress_domain, without_covered
+from forge_core.errors import RefusedError
+from forge_core.wire.base import parse
+from forge_core.wire.from_hub import Network
 
 pytestmark = pytest.mark.requirement("B-54")
 
@@ -76,3 +80,39 @@ def test_what_is_taken_is_an_ascii_name_and_stays_itself(entry: str) -> None:
     assert entry.strip(".") in (taken.strip("."), idna.decode(taken.strip(".")))
     assert re.search(DOMAIN_PATTERN, entry)
     assert re.search(DOMAIN_PATTERN, taken)
+
+
+NAMES = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(
+    lambda labels: ".".join([*labels, "example"])
+)
+ENTRIES = st.builds(lambda dot, name: dot + name, st.sampled_from(("", ".")), NAMES)
+
+
+def lets_through(entries: Collection[str], name: str) -> bool:
+    """What the entries mean, said once more."""
+    return any(
+        name == entry or (entry.startswith(".") and (name == entry[1:] or name.endswith(entry)))
+        for entry in entries
+    )
+
+
+@given(st.sets(ENTRIES), ENTRIES)
+def test_an_entry_is_covered_when_no_name_of_it_is_missing(entries: set[str], wanted: str) -> None:
+    bare = wanted.removeprefix(".")
+    meant = [bare, f"zz.{bare}", f"y.zz.{bare}"] if wanted.startswith(".") else [bare]
+    assert covers(entries, wanted) == all(lets_through(entries, name) for name in meant)
+
+
+@given(st.lists(ENTRIES), NAMES)
+def test_fewer_entries_say_the_same(entries: list[str], name: str) -> None:
+    fewer = without_covered(entries)
+    assert lets_through(fewer, name) == lets_through(entries, name)
+    assert set(fewer) <= set(entries)
+    assert not any(covers(set(fewer) - {one}, one) for one in fewer)
+
+
+def test_a_start_that_names_no_public_name_is_malformed() -> None:
+    wanted = {"policy": "public_allowlist", "domains": ["example.org", "169.254.169.254"]}
+    with pytest.raises(RefusedError, match="IP address") as refusal:
+        parse(Network, wanted, what="a network")
+    assert (refusal.value.code, refusal.value.field) == ("malformed", "domains.1")

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from forge_core.egress_domains import Domain
 from forge_core.resources import ResourceVector
 from forge_core.wire.base import (
     Commit,
@@ -135,7 +136,7 @@ class Network(WireModel):
     """What the sandbox may reach (B-54)."""
 
     policy: NetworkPolicy = NetworkPolicy.NONE
-    domains: Annotated[tuple[Name, ...], Field(max_length=1024)] = ()
+    domains: Annotated[tuple[Domain, ...], Field(max_length=1024)] = ()
 
 
 class Publication(WireModel):
