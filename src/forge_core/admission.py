@@ -22,7 +22,7 @@ from forge_core.offer_rules import (
     NO_HOST_EXECUTION,
     RunnerFacts,
     Verdict,
-    refuse_unfit,
+    judge,
     refused,
 )
 from forge_core.resources import (
@@ -125,13 +125,12 @@ class Admission:
         earlier = self._decided_earlier(offer)
         if earlier is not None:
             return earlier
-        verdict = self._refuse_fence(offer) or refuse_unfit(offer, facts)
+        verdict = self._refuse_fence(offer) or judge(offer, facts)
         self._see_fence(offer.attempt_id, offer.fence)
-        if verdict is None:
+        if verdict.runtime is not None:
             requested = effective_request(offer.resources)
-            verdict = self._refuse_capacity(requested, facts.capacity)
-            if verdict is None:
-                verdict = Verdict(runtime=Runtime.DOCKER)
+            refusal = self._refuse_capacity(requested, facts.capacity)
+            if refusal is None:
                 self._hold(
                     Reservation(
                         (offer.attempt_id, offer.fence),
@@ -139,8 +138,10 @@ class Admission:
                         requested,
                         ReservationState.RESERVED,
                         now_ms + offer.expires_in_ms,
+                        verdict.runtime,
                     )
                 )
+            verdict = refusal or verdict
         self._remember(_offer_key(offer), verdict)
         return verdict
 

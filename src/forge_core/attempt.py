@@ -72,6 +72,7 @@ from forge_core.wire.codes import (
     PublicationOutcome,
     RemovalOutcome,
     ResourceKind,
+    Runtime,
     Stage,
     WarningCode,
 )
@@ -106,6 +107,7 @@ Observed = tuple[ResourceKind, str, RemovalOutcome]
 class Attempt:
     """All that is known of one dispatch.
 
+    :ivar runtime: where it runs, and so who holds what it leaves.
     :ivar sequence: of the last durable event; ``stream_sequence`` of the last one sent or dropped.
     :ivar revision: of the last result; 0: its outcome is still open.
     :ivar push: was intended, and nobody has said what came of it.
@@ -117,6 +119,7 @@ class Attempt:
 
     owner: Owner
     offer_id: str
+    runtime: Runtime = Runtime.DOCKER
     phase: Phase = Phase.RESERVED
     lease: Lease | None = None
     sequence: int = 0
@@ -144,24 +147,33 @@ class Attempt:
 
 
 def reserve(
-    owner: Owner, offer_id: str, resources: ResourceVector, now: Now
+    owner: Owner,
+    offer_id: str,
+    resources: ResourceVector,
+    now: Now,
+    runtime: Runtime = Runtime.DOCKER,
 ) -> tuple[Attempt, Ready]:
     """A reservation was made: its ledger begins."""
-    attempt = Attempt(owner, offer_id)
+    attempt = Attempt(owner, offer_id, runtime)
     reserved = reserved_record(attempt, resources)
     attempt, ready = _tell(attempt, EventType.OFFER_RESERVED, EMPTY, now)
     return attempt, recorded(reserved).then(ready)
 
 
 def orphaned(
-    owner: Owner, cleanup_id: str, found: Iterable[ResourceCreated]
+    owner: Owner,
+    cleanup_id: str,
+    found: Iterable[ResourceCreated],
+    runtime: Runtime = Runtime.DOCKER,
 ) -> tuple[Attempt, Ready]:
     """Resources were found that no ledger tells of: one begins, before any of them is removed.
 
     It says nothing of the outcome, which nobody here knows.
     """
-    records = (orphaned_record(owner, cleanup_id), *map(_fact, found))
-    attempt = Attempt(owner, "", phase=Phase.ENDING, revision=FINAL_REVISION, cleanup_id=cleanup_id)
+    records = (orphaned_record(owner, cleanup_id, runtime), *map(_fact, found))
+    attempt = Attempt(
+        owner, "", runtime, Phase.ENDING, revision=FINAL_REVISION, cleanup_id=cleanup_id
+    )
     return attempt, recorded(*records)
 
 

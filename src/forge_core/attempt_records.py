@@ -22,6 +22,7 @@ from forge_core.wire.codes import (
     EventType,
     PublicationOutcome,
     ResourceKind,
+    Runtime,
     outcome_of,
 )
 from forge_core.wire.from_bridge import (
@@ -43,7 +44,7 @@ FINAL_REVISION = 2
 
 
 class Owned(WireModel):
-    """How a ledger begins: whose dispatch it is."""
+    """How a ledger begins: whose dispatch it is, and where it runs."""
 
     runner_id: Id
     runner_instance_id: Id
@@ -51,6 +52,7 @@ class Owned(WireModel):
     fence: Fence
     project_id: Id
     trust_domain_id: Id
+    runtime: Runtime
 
     @property
     def owner(self) -> Owner:
@@ -116,13 +118,18 @@ class Removed(WireModel):
 
 def reserved_record(attempt: Attempt, resources: ResourceVector) -> Record:
     """The first line of the ledger of a dispatch that was reserved here."""
-    reserved = Reserved(**asdict(attempt.owner), offer_id=attempt.offer_id, resources=resources)
+    reserved = Reserved(
+        **asdict(attempt.owner),
+        runtime=attempt.runtime,
+        offer_id=attempt.offer_id,
+        resources=resources,
+    )
     return Record(RecordKind.RESERVED, reserved.to_wire())
 
 
-def orphaned_record(owner: Owner, cleanup_id: str) -> Record:
+def orphaned_record(owner: Owner, cleanup_id: str, runtime: Runtime) -> Record:
     """The first line of the ledger of a dispatch of which only resources are known."""
-    orphaned = Orphaned(**asdict(owner), cleanup_id=cleanup_id)
+    orphaned = Orphaned(**asdict(owner), runtime=runtime, cleanup_id=cleanup_id)
     return Record(RecordKind.ORPHANED, orphaned.to_wire())
 
 

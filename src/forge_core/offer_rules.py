@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from forge_core.host_fallback import refuse_fallback
 from forge_core.resources import ResourceCapacity
 from forge_core.wire.codes import (
     NetworkPolicy,
@@ -20,6 +21,7 @@ REPEATED: Final = tuple(name for name in Start.model_fields if name in Offer.mod
 """What a start says again."""
 
 NO_HOST_EXECUTION: Final = "the operator has not set FORGE_ALLOW_HOST_EXECUTION=true on this runner"
+NO_HOST_FALLBACK: Final = "host fallback is not enabled for this runner in the hub's settings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class RunnerFacts:
     publication_modes: frozenset[PublicationMode] = frozenset()
     remotes: frozenset[str] = frozenset()
     host_execution_allowed: bool = False
+    host_fallback_enabled: bool = False
+    utc: str = ""
     draining: bool = False
     stopping: bool = False
     disk_pressure: bool = False
@@ -58,8 +62,18 @@ class Verdict:
         return self.code is None
 
 
-def refuse_unfit(offer: Offer, facts: RunnerFacts) -> Verdict | None:
-    """The first reason, other than capacity, why the offer cannot be taken; None: it can."""
+def judge(offer: Offer, facts: RunnerFacts) -> Verdict:
+    """Where the offer would run, or the first reason other than capacity why it cannot."""
+    refusal = _refuse_stranger(offer, facts)
+    if refusal is not None:
+        return refusal
+    runtime = _runtime(offer, facts)
+    refuse = refuse_host if runtime is Runtime.HOST else _refuse_sandbox
+    refusal = refuse(offer, facts) or _refuse_disk(facts)
+    return Verdict(runtime=runtime) if refusal is None else refusal
+
+
+def _refuse_stranger(offer: Offer, facts: RunnerFacts) -> Verdict | None:
     if facts.stopping:
         return refused(RejectionCode.STOPPING)
     if facts.draining:
@@ -74,17 +88,41 @@ def refuse_unfit(offer: Offer, facts: RunnerFacts) -> Verdict | None:
             RejectionCode.UNKNOWN_REPOSITORY,
             f"no repository {offer.repository} here; forge-bridge add-repo adds one",
         )
-    return _refuse_policy(offer, facts) or _refuse_disk(facts)
+    return None
 
 
-def _refuse_policy(offer: Offer, facts: RunnerFacts) -> Verdict | None:
+def _runtime(offer: Offer, facts: RunnerFacts) -> Runtime:
+    """The host only where it is the policy, or where a sandbox that is preferred cannot be had."""
     if offer.policy is Policy.HOST:
-        if not facts.host_execution_allowed:
-            return refused(RejectionCode.HOST_EXECUTION_DENIED, NO_HOST_EXECUTION)
-        return refused(RejectionCode.RUNTIME_UNAVAILABLE, "attempts run in the sandbox only")
+        return Runtime.HOST
+    can_fall_back = offer.policy is Policy.SANDBOX_PREFERRED and offer.host_fallback is not None
+    return (
+        Runtime.HOST if can_fall_back and Runtime.DOCKER not in facts.runtimes else Runtime.DOCKER
+    )
+
+
+def refuse_host(offer: Offer, facts: RunnerFacts) -> Verdict | None:
+    """Why the offer may not run on the host at this moment; None: it may (B-53).
+
+    Asked when the offer is decided, and again before anything of it starts.
+    """
+    if not facts.host_execution_allowed:
+        return refused(RejectionCode.HOST_EXECUTION_DENIED, NO_HOST_EXECUTION)
+    if offer.policy is Policy.SANDBOX_REQUIRED:
+        return refused(RejectionCode.POLICY_UNSATISFIED, "sandbox_required never runs on the host")
+    if offer.policy is Policy.SANDBOX_PREFERRED:
+        if not facts.host_fallback_enabled:
+            return refused(RejectionCode.HOST_FALLBACK_DENIED, NO_HOST_FALLBACK)
+        why = refuse_fallback(offer.host_fallback, utc=facts.utc)
+        if why is not None:
+            return refused(RejectionCode.HOST_FALLBACK_DENIED, f"the project's permission {why}")
+    if offer.requirements.services:
+        return refused(RejectionCode.POLICY_UNSATISFIED, "there are no services on the host")
+    return _refuse_publication(offer, facts)
+
+
+def _refuse_sandbox(offer: Offer, facts: RunnerFacts) -> Verdict | None:
     if Runtime.DOCKER not in facts.runtimes:
-        if offer.policy is Policy.SANDBOX_PREFERRED and offer.host_fallback is not None:
-            return refused(RejectionCode.HOST_FALLBACK_DENIED, "attempts run in the sandbox only")
         return refused(RejectionCode.RUNTIME_UNAVAILABLE, "; ".join(facts.blockers)[:2000] or None)
     if offer.policy is Policy.SANDBOX_REQUIRED:
         missing = list(facts.blockers)
@@ -97,22 +135,14 @@ def _refuse_policy(offer: Offer, facts: RunnerFacts) -> Verdict | None:
         return refused(RejectionCode.POLICY_UNSATISFIED, f"network policy {wanted.network_policy}")
     if absent := [s.name for s in wanted.services if s.name not in facts.services]:
         return refused(RejectionCode.POLICY_UNSATISFIED, f"services {', '.join(absent)}")
-    if wanted.publication_mode not in facts.publication_modes:
-        return refused(
-            RejectionCode.POLICY_UNSATISFIED, f"publication mode {wanted.publication_mode}"
-        )
     return _refuse_publication(offer, facts)
 
 
 def _refuse_publication(offer: Offer, facts: RunnerFacts) -> Verdict | None:
-    mode, name = offer.requirements.publication_mode, offer.repository
-    if mode is not PublicationMode.BRIDGE_PUSH or name in facts.remotes:
+    mode = offer.requirements.publication_mode
+    if mode in facts.publication_modes:
         return None
-    return refused(
-        RejectionCode.POLICY_UNSATISFIED,
-        f"publication mode {mode}: no remote of {name} is recorded here; "
-        f"forge-bridge add-repo {name} PATH --remote URL records one",
-    )
+    return refused(RejectionCode.POLICY_UNSATISFIED, f"publication mode {mode}")
 
 
 def _refuse_disk(facts: RunnerFacts) -> Verdict | None:

@@ -158,7 +158,7 @@ def _policy(wanted: Wanted, candidate: Candidate) -> _Reason | None:
     if wanted.policy is Policy.HOST:
         if Runtime.HOST not in runtimes:
             return RejectionCode.HOST_EXECUTION_DENIED, "its operator does not allow host execution"
-        return None
+        return _host_requirements(wanted.requirements, candidate.capabilities)
     readiness = candidate.capabilities.sandbox_required
     if wanted.policy is Policy.SANDBOX_REQUIRED and not readiness.ready:
         blockers = ", ".join(readiness.blockers) or "none named"
@@ -180,7 +180,7 @@ def _fallback(wanted: Wanted, candidate: Candidate) -> _Reason | None:
         )
     if Runtime.HOST not in candidate.capabilities.runtimes:
         return RejectionCode.RUNTIME_UNAVAILABLE, "it has no runtime at all"
-    return None
+    return _host_requirements(wanted.requirements, candidate.capabilities)
 
 
 def _requirements(requirements: Requirements, capabilities: Capabilities) -> _Reason | None:
@@ -189,11 +189,24 @@ def _requirements(requirements: Requirements, capabilities: Capabilities) -> _Re
         missing.append(f"network policy {requirements.network_policy}")
     offered = frozenset(capabilities.services)
     missing += [f"service {s.name}" for s in requirements.services if s.name not in offered]
-    if requirements.publication_mode not in capabilities.publication_modes:
-        missing.append(f"publication mode {requirements.publication_mode}")
-    if missing:
-        return RejectionCode.POLICY_UNSATISFIED, f"it does not offer {', '.join(missing)}"
-    return None
+    return _not_offered([*missing, *_publication(requirements, capabilities)])
+
+
+def _host_requirements(requirements: Requirements, capabilities: Capabilities) -> _Reason | None:
+    """On a host there are no services, and no network policy: it has the host's network."""
+    missing = [f"service {service.name} on its host" for service in requirements.services]
+    return _not_offered([*missing, *_publication(requirements, capabilities)])
+
+
+def _publication(requirements: Requirements, capabilities: Capabilities) -> list[str]:
+    mode = requirements.publication_mode
+    return [] if mode in capabilities.publication_modes else [f"publication mode {mode}"]
+
+
+def _not_offered(missing: list[str]) -> _Reason | None:
+    if not missing:
+        return None
+    return RejectionCode.POLICY_UNSATISFIED, f"it does not offer {', '.join(missing)}"
 
 
 def _declined(candidate: Candidate) -> _Reason | None:

@@ -64,9 +64,10 @@ def restore(records: Iterable[Record]) -> tuple[Attempt, ResourceVector | None]:
 def _begin(first: Record) -> tuple[Attempt, ResourceVector | None]:
     if first.kind is RecordKind.RESERVED:
         reserved = _read(Reserved, first.data, first.kind)
-        return Attempt(reserved.owner, reserved.offer_id), reserved.resources
+        attempt = Attempt(reserved.owner, reserved.offer_id, reserved.runtime)
+        return attempt, reserved.resources
     found = _read(Orphaned, first.data, first.kind)
-    return orphaned(found.owner, found.cleanup_id, ())[0], None
+    return orphaned(found.owner, found.cleanup_id, (), found.runtime)[0], None
 
 
 def _apply(attempt: Attempt, record: Record) -> Attempt:

@@ -26,6 +26,7 @@ from forge_core.admission import (
     RunnerFacts,
     Verdict,
 )
+from forge_core.offer_rules import refuse_host
 from forge_core.resources import COMPONENTS, ResourceCapacity, ResourceVector
 from forge_core.wire.base import MAX_INT
 from forge_core.wire.codes import (
@@ -305,17 +306,7 @@ REFUSALS: list[tuple[dict[str, Any], dict[str, Any], RejectionCode]] = [
     ({"trust_domain_id": "other"}, {}, RejectionCode.TRUST_DOMAIN_MISMATCH),
     ({"repository": "other"}, {}, RejectionCode.UNKNOWN_REPOSITORY),
     ({"policy": Policy.HOST}, {}, RejectionCode.HOST_EXECUTION_DENIED),
-    (
-        {"policy": Policy.HOST},
-        {"host_execution_allowed": True},
-        RejectionCode.RUNTIME_UNAVAILABLE,
-    ),
     ({}, {"runtimes": frozenset()}, RejectionCode.RUNTIME_UNAVAILABLE),
-    (
-        {"host_fallback": HostFallback(reason="r", expires_at="2026-11-29T14:00:00Z")},
-        {"runtimes": frozenset()},
-        RejectionCode.HOST_FALLBACK_DENIED,
-    ),
     (
         {"policy": Policy.SANDBOX_REQUIRED, "approved_commit": "a" * 40},
         {"blockers": ("signatures",)},
@@ -350,6 +341,99 @@ def test_each_refusal_names_its_reason(
     verdict = admission.decide(offered(**offer), replace(FACTS, **facts), 0)
     assert (verdict.code, verdict.accepted, verdict.runtime) == (code, False, None)
     assert admission.used == ResourceVector()
+
+
+NOW = "2026-11-29T14:00:00.000Z"
+FALLBACK = HostFallback(reason="migration", expires_at="2026-12-01T00:00:00.000Z")
+WILLING = replace(
+    FACTS,
+    runtimes=frozenset({Runtime.HOST}),
+    host_execution_allowed=True,
+    host_fallback_enabled=True,
+    utc=NOW,
+)
+"""A runner without a sandbox whose operator has said yes twice."""
+
+
+@pytest.mark.requirement("B-53")
+@pytest.mark.parametrize(
+    ("offer", "facts", "runtime"),
+    [
+        ({"host_fallback": FALLBACK}, {}, Runtime.HOST),
+        ({"policy": Policy.HOST}, {}, Runtime.HOST),
+        ({"policy": Policy.HOST}, {"host_fallback_enabled": False, "utc": ""}, Runtime.HOST),
+        ({"host_fallback": FALLBACK}, {"runtimes": FACTS.runtimes}, Runtime.DOCKER),
+    ],
+)
+def test_the_host_is_taken_where_everybody_has_agreed_and_no_sandbox_is_there(
+    offer: dict[str, Any], facts: dict[str, Any], runtime: Runtime
+) -> None:
+    admission, asked = Admission(), offered(**offer)
+    assert admission.decide(asked, replace(WILLING, **facts), 0) == Verdict(runtime=runtime)
+    assert admission.reservations["a-1", 1].runtime is runtime
+    assert admission.used == DEFAULT_REQUEST
+    assert admission.decide(asked, FACTS, 0) == Verdict(runtime=runtime)
+
+
+@pytest.mark.requirement("B-53", "B-19")
+@pytest.mark.parametrize(
+    ("offer", "facts", "code"),
+    [
+        ({"policy": Policy.HOST}, {"host_execution_allowed": False}, "host_execution_denied"),
+        ({}, {"host_execution_allowed": False}, "host_execution_denied"),
+        ({}, {"host_fallback_enabled": False}, "host_fallback_denied"),
+        ({}, {"utc": "2026-12-01T00:00:00.000Z"}, "host_fallback_denied"),
+        ({}, {"utc": "2026-10-31T23:54:59.999Z"}, "host_fallback_denied"),
+        ({}, {"utc": ""}, "host_fallback_denied"),
+        ({"host_fallback": None}, {}, "runtime_unavailable"),
+        ({"policy": Policy.SANDBOX_REQUIRED}, {}, "runtime_unavailable"),
+        (
+            {"requirements": Requirements(services=(Service(name=ServiceName.REDIS),))},
+            {"services": frozenset({ServiceName.REDIS})},
+            "policy_unsatisfied",
+        ),
+        ({}, {"publication_modes": frozenset()}, "policy_unsatisfied"),
+        ({}, {"disk_pressure": True}, "disk_pressure"),
+        ({}, {"draining": True}, "draining"),
+        ({}, {"capacity": ResourceCapacity(slots=0)}, "capacity_slots"),
+    ],
+)
+def test_one_no_is_enough_to_stay_off_the_host(
+    offer: dict[str, Any], facts: dict[str, Any], code: str
+) -> None:
+    admission, asked = Admission(), offered(**{"host_fallback": FALLBACK, **offer})
+    verdict = admission.decide(asked, replace(WILLING, **facts), 0)
+    assert (verdict.code, verdict.runtime) == (code, None)
+    assert admission.used == ResourceVector()
+
+
+@pytest.mark.requirement("B-53")
+@given(
+    st.sampled_from([None, FALLBACK]),
+    st.sampled_from([frozenset[Runtime](), WILLING.runtimes, FACTS.runtimes, frozenset(Runtime)]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_sandbox_required_never_falls_back(
+    fallback: HostFallback | None, runtimes: frozenset[Runtime], enabled: bool, allowed: bool
+) -> None:
+    facts = replace(
+        WILLING,
+        runtimes=runtimes,
+        host_fallback_enabled=enabled,
+        host_execution_allowed=allowed,
+    )
+    for approved_commit in (None, "a" * 40):
+        asked = offered(
+            policy=Policy.SANDBOX_REQUIRED,
+            host_fallback=fallback,
+            approved_commit=approved_commit,
+        )
+        verdict = Admission().decide(asked, facts, 0)
+        assert verdict.runtime is not Runtime.HOST
+        refusal = refuse_host(asked, facts)
+        assert refusal is not None
+        assert not refusal.accepted
 
 
 @pytest.mark.requirement("B-51")

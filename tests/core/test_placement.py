@@ -133,6 +133,29 @@ def test_the_host_is_used_only_where_both_sides_said_so(
     assert (refusal and refusal.reason) == reason
 
 
+@pytest.mark.requirement("B-53", "B-55", "B-96")
+@pytest.mark.parametrize(
+    ("policy", "fallback"), [(Policy.HOST, None), (Policy.SANDBOX_PREFERRED, FALLBACK)]
+)
+def test_a_host_has_no_services_and_publishes_as_it_says(
+    policy: Policy, fallback: HostFallback | None
+) -> None:
+    wanted = replace(
+        WANTED,
+        policy=policy,
+        host_fallback=fallback,
+        requirements=Requirements(
+            network_policy=NetworkPolicy.PUBLIC_ALLOWLIST,
+            services=(Service(name=ServiceName.REDIS),),
+            publication_mode=PublicationMode.BRIDGE_PUSH,
+        ),
+    )
+    refusal = refuse(wanted, WILLING)
+    assert refusal is not None
+    assert refusal.reason is RejectionCode.POLICY_UNSATISFIED
+    assert "service redis on its host, publication mode bridge_push" in refusal.detail
+
+
 @pytest.mark.requirement("B-55")
 def test_a_missing_service_is_named() -> None:
     services = (Service(name=ServiceName.REDIS), Service(name=ServiceName.POSTGRES))

@@ -33,6 +33,7 @@ from forge_core.wire.codes import (
     PublicationOutcome,
     RemovalOutcome,
     ResourceKind,
+    Runtime,
     Stage,
 )
 
@@ -147,6 +148,16 @@ def test_a_push_whose_end_was_not_recorded_is_told_as_unknown_before_the_result(
     assert "SubmitPublication" not in {m.method for m in ready.messages}
     (known,) = [m for m in messages_of(LIFE[: upto + 1]) if m.method == "SubmitPublication"]
     assert known.id == told[0].id
+
+
+@pytest.mark.requirement("B-53", "B-82")
+@pytest.mark.parametrize("runtime", Runtime)
+def test_where_it_ran_decides_who_is_asked_to_give_it_up(runtime: Runtime) -> None:
+    begun = core.reserve(OWNER, "offer-1", RESOURCES, now_at(0), runtime)
+    found = core.orphaned(OWNER, "cleanup-1", (), runtime)
+    for attempt, ready in (begun, found):
+        assert attempt.runtime is runtime
+        assert restore(stored(ready.records))[0].runtime is runtime
 
 
 @pytest.mark.requirement("B-83")
