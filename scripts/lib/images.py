@@ -111,7 +111,7 @@ RECIPES: Mapping[str, Recipe] = {
         volumes=("/data",),
     ),
     "browser": Recipe(
-        ("coreutils", "dash", "chromium", "fonts-dejavu-core"),
+        ("coreutils", "dash", "chromium", "fonts-dejavu-core", "grep", "sed"),
         user="",
         command=("chromium", "--headless"),
     ),
