@@ -31,6 +31,7 @@ from forge_core.resources import (
     ResourceVector,
     exceeded_component,
 )
+from forge_core.subnet_pool import MOST_NETWORKS, SubnetPool, networks_needed
 from forge_core.wire.base import MAX_INT
 from forge_core.wire.codes import RejectionCode, ReservationState, Runtime
 from forge_core.wire.from_hub import Offer
@@ -79,9 +80,10 @@ class Admission:
     bounded: of attempts that hold nothing, the ones not heard of for longest are forgotten.
     """
 
-    __slots__ = ("_decided", "_fences", "_reservations", "used")
+    __slots__ = ("_decided", "_fences", "_reservations", "subnets", "used")
 
-    def __init__(self) -> None:
+    def __init__(self, subnets: SubnetPool | None = None) -> None:
+        self.subnets = SubnetPool() if subnets is None else subnets
         self._reservations: dict[Key, Reservation] = {}
         self._decided: dict[_OfferKey, Verdict] = {}
         self._fences: dict[str, _Fences] = {}
@@ -128,8 +130,9 @@ class Admission:
         verdict = self._refuse_fence(offer) or judge(offer, facts)
         self._see_fence(offer.attempt_id, offer.fence)
         if verdict.runtime is not None:
-            requested = effective_request(offer.resources)
+            requested, networks = effective_request(offer.resources), _networks(offer, verdict)
             refusal = self._refuse_capacity(requested, facts.capacity)
+            refusal = refusal or self._refuse_networks(networks)
             if refusal is None:
                 self._hold(
                     Reservation(
@@ -139,7 +142,8 @@ class Admission:
                         ReservationState.RESERVED,
                         now_ms + offer.expires_in_ms,
                         verdict.runtime,
-                    )
+                    ),
+                    networks,
                 )
             verdict = refusal or verdict
         self._remember(_offer_key(offer), verdict)
@@ -173,7 +177,8 @@ class Admission:
     def hold_degraded(self, key: Key, resources: ResourceVector) -> None:
         """Something of an older instance resisted removal: its capacity stays taken."""
         if key not in self._reservations:
-            self._hold(Reservation(key, "", resources, ReservationState.DEGRADED, 0))
+            reservation = Reservation(key, "", resources, ReservationState.DEGRADED, 0)
+            self._hold(reservation, MOST_NETWORKS)
 
     def hold_orphaned(self, key: Key, capacity: ResourceCapacity) -> None:
         """Something resists that no ledger accounts for: it may use all there is.
@@ -202,6 +207,7 @@ class Admission:
         reservation = self._reservations.pop(key, None)
         if reservation is not None:
             self.used -= reservation.resources
+            self.subnets.release(key)
 
     def expired(self, now_ms: int) -> tuple[Key, ...]:
         """The reservations whose offer ran out before a start came."""
@@ -255,10 +261,21 @@ class Admission:
             f"{component}: {getattr(requested, component)} asked for, {max(free, 0)} free",
         )
 
-    def _hold(self, reservation: Reservation) -> None:
+    def _refuse_networks(self, count: int) -> Verdict | None:
+        free = self.subnets.free
+        if count <= free:
+            return None
+        return refused(
+            RejectionCode.CAPACITY_NETWORKS,
+            f"networks: {count} asked for, {free} free; FORGE_SANDBOX_SUBNET_POOL has "
+            f"{self.subnets.size}",
+        )
+
+    def _hold(self, reservation: Reservation, networks: int = 0) -> None:
         attempt_id, fence = reservation.key
         fences = self._see_fence(attempt_id, fence)
         fences.held = max(fences.held, fence)
+        self.subnets.hold(reservation.key, networks)
         self._add(reservation)
 
     def _add(self, reservation: Reservation) -> None:
@@ -284,6 +301,13 @@ class Admission:
         if len(self._decided) >= REMEMBERED_DECISIONS:
             del self._decided[next(iter(self._decided))]
         self._decided[key] = verdict
+
+
+def _networks(offer: Offer, verdict: Verdict) -> int:
+    """On the host there are none."""
+    if verdict.runtime is not Runtime.DOCKER:
+        return 0
+    return networks_needed(offer.requirements.network_policy, offer.requirements.services)
 
 
 def _offer_key(offer: Offer) -> _OfferKey:

@@ -20,6 +20,7 @@ from forge_core.wire.from_hub import Offer, Start
 REPEATED: Final = tuple(name for name in Start.model_fields if name in Offer.model_fields)
 """What a start says again."""
 
+NEVER_OPEN: Final = "network policy open_public, which sandbox_required never has"
 NO_HOST_EXECUTION: Final = "the operator has not set FORGE_ALLOW_HOST_EXECUTION=true on this runner"
 NO_HOST_FALLBACK: Final = "host fallback is not enabled for this runner in the hub's settings"
 
@@ -128,6 +129,8 @@ def _refuse_sandbox(offer: Offer, facts: RunnerFacts) -> Verdict | None:
         missing = list(facts.blockers)
         if offer.approved_commit is None:
             missing.append("approved_commit")
+        if offer.requirements.network_policy is NetworkPolicy.OPEN_PUBLIC:
+            missing.append(NEVER_OPEN)
         if missing:
             return refused(RejectionCode.POLICY_UNSATISFIED, ", ".join(missing)[:2000])
     wanted = offer.requirements

@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forge_core.offer_rules import NEVER_OPEN
 from forge_core.resources import (
     CAPACITY_CODES,
     ResourceCapacity,
     ResourceVector,
     exceeded_component,
 )
-from forge_core.wire.codes import Policy, RejectionCode, RunnerState, Runtime
+from forge_core.wire.codes import NetworkPolicy, Policy, RejectionCode, RunnerState, Runtime
 from forge_core.wire.from_hub import HostFallback, Requirements
 from forge_core.wire.shapes import Capabilities, RunnerSettings
 
@@ -163,6 +164,9 @@ def _policy(wanted: Wanted, candidate: Candidate) -> _Reason | None:
     if wanted.policy is Policy.SANDBOX_REQUIRED and not readiness.ready:
         blockers = ", ".join(readiness.blockers) or "none named"
         return RejectionCode.POLICY_UNSATISFIED, f"not ready for sandbox_required: {blockers}"
+    is_open = wanted.requirements.network_policy is NetworkPolicy.OPEN_PUBLIC
+    if wanted.policy is Policy.SANDBOX_REQUIRED and is_open:
+        return RejectionCode.POLICY_UNSATISFIED, NEVER_OPEN
     if Runtime.DOCKER in runtimes:
         return _requirements(wanted.requirements, candidate.capabilities)
     if wanted.policy is Policy.SANDBOX_PREFERRED:

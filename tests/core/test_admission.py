@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from forge_core.admission import (
 )
 from forge_core.offer_rules import refuse_host
 from forge_core.resources import COMPONENTS, ResourceCapacity, ResourceVector
+from forge_core.subnet_pool import SubnetPool
 from forge_core.wire.base import MAX_INT
 from forge_core.wire.codes import (
     Decision,
@@ -44,6 +46,7 @@ from forge_core.wire.from_hub import HostFallback, Offer, Requirements
 from forge_core.wire.limits import MAX_MESSAGE_BYTES, measured_size_bytes
 from forge_core.wire.shapes import Service
 
+POOL = IPv4Network("10.213.0.0/26")
 CAPACITY = ResourceCapacity(slots=3, builds=1, pids=1024, memory_bytes=4 << 30, cpu_millis=3000)
 FACTS = RunnerFacts(
     trust_domain_id="domain-1",
@@ -434,6 +437,42 @@ def test_sandbox_required_never_falls_back(
         refusal = refuse_host(asked, facts)
         assert refusal is not None
         assert not refusal.accepted
+
+
+@pytest.mark.requirement("B-39")
+def test_an_open_network_is_never_sandbox_required() -> None:
+    policies = frozenset(NetworkPolicy)
+    open_public = Requirements(network_policy=NetworkPolicy.OPEN_PUBLIC)
+    facts = replace(FACTS, network_policies=policies)
+    for policy in (Policy.SANDBOX_REQUIRED, Policy.SANDBOX_PREFERRED):
+        offer = offered(policy=policy, requirements=open_public, approved_commit="a" * 40)
+        verdict = Admission(SubnetPool(POOL)).decide(offer, facts, 0)
+        assert verdict.accepted == (policy is Policy.SANDBOX_PREFERRED)
+        assert verdict.accepted or "never" in str(verdict.detail)
+
+
+@pytest.mark.requirement("B-19", "B-54")
+def test_networks_are_promised_as_long_as_there_are_any() -> None:
+    facts = replace(
+        FACTS,
+        network_policies=frozenset({NetworkPolicy.NONE, NetworkPolicy.PUBLIC_ALLOWLIST}),
+    )
+    listed = Requirements(network_policy=NetworkPolicy.PUBLIC_ALLOWLIST)
+    admission = Admission(SubnetPool(POOL))
+    assert admission.decide(offered("o-1", "a-1", requirements=listed), facts, 0).accepted
+    refusal = admission.decide(offered("o-2", "a-2", requirements=listed), facts, 0)
+    assert refusal.code is RejectionCode.CAPACITY_NETWORKS
+    assert "2 asked for, 0 free" in str(refusal.detail)
+    assert admission.decide(offered("o-3", "a-3"), facts, 0).accepted
+    admission.transition(("a-1", 1), ReservationState.DEGRADED)
+    assert admission.subnets.free == 0
+    admission.free(("a-1", 1))
+    admission.free(("a-1", 1))
+    assert admission.subnets.free == 2
+    admission.hold_degraded(("a-4", 1), ResourceVector(slots=1))
+    assert admission.subnets.free == 0
+    admission.free(("a-4", 1))
+    assert admission.decide(offered("o-5", "a-5", requirements=listed), facts, 0).accepted
 
 
 @pytest.mark.requirement("B-51")
