@@ -34,7 +34,7 @@ from forge_core.wire.from_hub import LeaseUpdate, Offer
 
 logger = structlog.get_logger(__name__)
 
-HandOnRenewal = Callable[[LeaseUpdate], None]
+TakeRenewal = Callable[[LeaseUpdate], None]
 
 OWED_RETRY_MS: Final = 5_000
 SUCCEEDED: Final = "succeeded"
@@ -54,7 +54,7 @@ class AttemptRun:
         self.offer = offer
         self.masker = Masker(())
         self.stages = anyio.CancelScope()
-        self.forward_renewal: HandOnRenewal | None = None
+        self.renewal_takers: set[TakeRenewal] = set()
         self.records: list[Record] = []
         self.log = logger.bind(attempt_id=attempt.owner.attempt_id, fence=attempt.owner.fence)
         self._ledger = ledger
@@ -198,8 +198,8 @@ class AttemptRun:
                 self.log.info("ending", code=self.state.failure)
                 self.stages.cancel()
             case ForwardRenewal(update):
-                if self.forward_renewal is not None:
-                    self.forward_renewal(update)
+                for take in tuple(self.renewal_takers):
+                    take(update)
             case TearDown():
                 runner.admission.transition(key, ReservationState.RELEASING)
                 runner.notify()

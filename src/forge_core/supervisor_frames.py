@@ -7,8 +7,9 @@ decide in the end.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,6 +104,44 @@ class FrameReader:
 def encode(frame: dict[str, Any]) -> bytes:
     """One line for PID 1."""
     return json.dumps(frame, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def init_frame(
+    *,
+    attempt_id: str,
+    fence: int,
+    key: bytes,
+    sequence: int,
+    lease_ms: int,
+    hard_wall_ms: int,
+    idle_ms: int,
+    grace_ms: int,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    directory: str,
+    max_output_bytes: int,
+) -> bytes:
+    """The orders: what to run, and the lease that it runs under.
+
+    :param lease_ms: from when PID 1 said that it is ready.
+    """
+    return encode(
+        {
+            "type": "init",
+            "attemptId": attempt_id,
+            "fence": fence,
+            "key": base64.b64encode(key).decode(),
+            "sequence": sequence,
+            "leaseMs": lease_ms,
+            "hardWallMs": hard_wall_ms,
+            "idleMs": idle_ms,
+            "graceMs": grace_ms,
+            "argv": list(argv),
+            "env": dict(environment),
+            "cwd": directory,
+            "maxOutputBytes": max_output_bytes,
+        }
+    )
 
 
 def lease_frame(update: LeaseUpdate) -> bytes:

@@ -7,13 +7,14 @@ that says "exit 0" without the agent's status having been read is ``supervisor_l
 
 from __future__ import annotations
 
-import base64
+from functools import partial
 from typing import Final
 
 import anyio
 
 from forge_bridge.groups import first_error
 from forge_bridge.log_stream import LogStream
+from forge_bridge.sandbox.pid_1 import Command, Renewals, is_plausible, orders
 from forge_bridge.sandbox.stage import StageContext, StageFailed
 from forge_bridge.sandbox.workspace import fill_workspace
 from forge_core.attempt_events import AgentEnded, AgentStarted, EndRequested, OutputSeen
@@ -32,14 +33,8 @@ from forge_core.supervisor_frames import (
     ProcessStarted,
     SupervisorReady,
     cancel_frame,
-    encode,
-    lease_frame,
 )
 from forge_core.wire.codes import FailureCode, OutputStream
-from forge_core.wire.from_hub import LeaseUpdate
-
-CLAIM_TOLERANCE_MS: Final = 5_000
-"""How much earlier than the host's own deadline PID 1 may say that it has passed."""
 
 STDERR_TAIL_BYTES: Final = 4_096
 KILLED_EXIT_CODE: Final = 137
@@ -57,8 +52,6 @@ async def run_agent(context: StageContext) -> None:
         except anyio.get_cancelled_exc_class():
             await conversation.end_gently(stream)
             raise
-        finally:
-            context.run.forward_renewal = None
     await conversation.judge()
 
 
@@ -76,8 +69,7 @@ class _Conversation:
         self._ready_ms = 0
         self._has_orders = False
         self._started = anyio.Event()
-        self._renewal: LeaseUpdate | None = None
-        self._renewed = anyio.Event()
+        self._renewals = Renewals(context.run)
         self._refused_frames = 0
         self._output_bytes = 0
         self._stderr_tail = bytearray()
@@ -99,10 +91,12 @@ class _Conversation:
                     raise self._lost(f"it did not say that it is ready within {ready_ms} ms")
             await self._context.enter_agent()
             tasks.start_soon(self._require_start, ready_ms)
-            await self._give_orders(stream)
-            tasks.start_soon(self._hand_on_renewals, stream)
-            while (piece := await stream.receive()) is not None:
-                await self._take(piece)
+            # From here on renewals are handed on; one that came before is in the orders.
+            with self._renewals.taken():
+                await self._give_orders(stream)
+                tasks.start_soon(self._renewals.hand_on, partial(self._send, stream))
+                while (piece := await stream.receive()) is not None:
+                    await self._take(piece)
             self._logs.end()
             await self._logs.flush()
             tasks.cancel_scope.cancel()
@@ -150,7 +144,7 @@ class _Conversation:
                 )
             raise StageFailed(FailureCode.AGENT_FAILED, _status_text(self._ended))
         claimed = self._claimed or DEADLINE_EXIT_CODES.get(status_code)
-        if claimed is not None and self._is_plausible(claimed):
+        if claimed is not None and is_plausible(context, claimed):
             await context.run.feed(EndRequested(claimed.failure_code))
             return
         if status_code == KILLED_EXIT_CODE and oom_killed:
@@ -170,11 +164,10 @@ class _Conversation:
             await self._take(piece)
 
     async def _give_orders(self, stream: Attachment) -> None:
-        # From here on renewals are handed on; one that came before is in the orders.
-        self._context.run.forward_renewal = self._take_renewal
         self._has_orders = True
+        given = orders(self._context, self._command(), ready_ms=self._ready_ms)
         try:
-            await self._send(stream, encode(self._orders()))
+            await self._send(stream, given)
         except EngineUnreachable as error:
             # PID 1 is gone, or the engine: which of them is seen when its end is looked at.
             self._context.run.log.info("cannot give PID 1 its orders", error=str(error))
@@ -186,27 +179,17 @@ class _Conversation:
             return
         raise self._lost(f"it did not start the agent within {within_ms} ms")
 
-    def _orders(self) -> dict[str, object]:
-        context, start = self._context, self._context.start
-        lease = context.run.state.lease
+    def _command(self) -> Command:
+        lease, start = self._context.run.state.lease, self._context.start
         assert lease is not None
-        return {
-            "type": "init",
-            "attemptId": start.attempt_id,
-            "fence": start.fence,
-            "key": base64.b64encode(lease.key).decode(),
-            "sequence": lease.sequence,
-            # From ``ready``, which PID 1 said before we heard it: however long these orders are
-            # on their way, through an engine that stands still, PID 1 counts no longer than we.
-            "leaseMs": max(0, lease.deadline_ms - self._ready_ms),
-            "hardWallMs": lease.hard_wall_ms,
-            "idleMs": lease.idle_ms,
-            "graceMs": context.settings.kill_grace_ms,
-            "argv": list(start.agent.argv),
-            "env": self._environment(),
-            "cwd": WORKSPACE,
-            "maxOutputBytes": start.limits.max_output_bytes,
-        }
+        return Command(
+            argv=start.agent.argv,
+            environment=self._environment(),
+            directory=WORKSPACE,
+            hard_wall_ms=lease.hard_wall_ms,
+            idle_ms=lease.idle_ms,
+            max_output_bytes=start.limits.max_output_bytes,
+        )
 
     def _environment(self) -> dict[str, str]:
         """Ours, the contract's, the hub's, the secrets: each wins over those before it."""
@@ -225,22 +208,6 @@ class _Conversation:
         if start.agent.prompt is not None:
             environment["FORGE_PROMPT"] = start.agent.prompt
         return environment
-
-    def _take_renewal(self, update: LeaseUpdate) -> None:
-        self._renewal = update
-        self._renewed.set()
-
-    async def _hand_on_renewals(self, stream: Attachment) -> None:
-        """The newest one, as soon as PID 1 reads; the ones before it say nothing more."""
-        while True:
-            await self._renewed.wait()
-            self._renewed = anyio.Event()
-            assert self._renewal is not None
-            try:
-                await self._send(stream, lease_frame(self._renewal))
-            except EngineUnreachable as error:
-                self._context.run.log.info("cannot hand on a renewal", error=str(error))
-                return
 
     async def _send(self, stream: Attachment, frame: bytes) -> None:
         async with self._sending:
@@ -302,17 +269,6 @@ class _Conversation:
                 FailureCode.ENGINE_LOST, f"the agent's container is gone: {error}"
             ) from error
         return status.exit_code, status.oom_killed
-
-    def _is_plausible(self, claimed: Deadline) -> bool:
-        lease = self._context.run.state.lease
-        assert lease is not None
-        at_ms = {
-            Deadline.LEASE: lease.deadline_ms,
-            Deadline.HARD_WALL: lease.hard_wall_at_ms,
-            Deadline.IDLE: lease.idle_at_ms,
-        }[claimed]
-        now_ms = self._context.runner.clock.now_ms()
-        return at_ms is not None and now_ms >= at_ms - CLAIM_TOLERANCE_MS
 
     def _lost(self, why: str) -> StageFailed:
         tail = self._context.run.masker.mask(
