@@ -36,6 +36,8 @@ _ABSENT: Final = (
     "DeviceCgroupRules",
     "DeviceRequests",
     "Devices",
+    "DnsOptions",
+    "DnsSearch",
     "ExtraHosts",
     "GroupAdd",
     "Init",
@@ -64,13 +66,40 @@ def read_back(request: Mapping[str, Any], inspected: Mapping[str, Any]) -> tuple
     for key, name in (("LogConfig", "Type"), ("RestartPolicy", "Name")):
         if (has := (got.get(key) or {}).get(name)) != wanted[key][name]:
             faults.append(_fault(key, wanted[key][name], has))
+    if (has := got.get("Dns") or []) != wanted["Dns"]:
+        faults.append(_fault("Dns", wanted["Dns"], has))
     limits = {(limit["Name"], limit["Soft"], limit["Hard"]) for limit in got.get("Ulimits") or ()}
     missing = {(u["Name"], u["Soft"], u["Hard"]) for u in wanted["Ulimits"]} - limits
     if missing:
         faults.append(_fault("Ulimits", sorted(missing), sorted(limits)))
     if not got.get("MaskedPaths") or not got.get("ReadonlyPaths"):
         faults.append("MaskedPaths: the engine shows the container all of /proc and /sys")
-    return (*faults, *_config_faults(request, inspected), *_mount_faults(wanted, inspected))
+    endpoints = (request.get("NetworkingConfig") or {}).get("EndpointsConfig") or {}
+    return (
+        *faults,
+        *_config_faults(request, inspected),
+        *_mount_faults(wanted, inspected),
+        *endpoint_faults(endpoints, inspected),
+    )
+
+
+def endpoint_faults(
+    wanted: Mapping[str, Mapping[str, Any]], inspected: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """How the networks of a container differ from those that it should be in.
+
+    :param wanted: the endpoint by the network's name (:func:`forge_core.sandbox_spec.endpoint`).
+    """
+    has = (inspected.get("NetworkSettings") or {}).get("Networks") or {}
+    # To the engine, no network is one too; before the first start it may say nothing of it.
+    joined = sorted(name for name in has if name != "none")
+    if joined != sorted(wanted):
+        return (_fault("Networks", sorted(wanted), joined),)
+    return tuple(
+        _fault(f"Networks.{name}.IPAMConfig", endpoint["IPAMConfig"], has[name].get("IPAMConfig"))
+        for name, endpoint in wanted.items()
+        if not endpoint.get("IPAMConfig", {}).items() <= (has[name].get("IPAMConfig") or {}).items()
+    )
 
 
 def _config_faults(request: Mapping[str, Any], inspected: Mapping[str, Any]) -> list[str]:

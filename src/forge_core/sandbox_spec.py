@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -183,6 +184,9 @@ class ContainerSpec:
     :param tmpfs: size of each directory kept in memory besides /tmp and /run, by its path.
     :param network: a network of the attempt; None is network policy ``none``.
     :param aliases: names under which others on that network find it, besides its own.
+    :param address: its own on that network; None: the engine chooses.
+    :param name_servers: whom the engine's resolver asks about names of elsewhere on its behalf;
+        none: the engine chooses.
     :param resolves_localhost: without a network, whether ``/etc/hosts`` is filled.  False spares
         the engine its network set-up, a third of the time that a start takes; the container
         then has a network namespace with only ``lo``, and ``localhost`` does not resolve.
@@ -207,6 +211,8 @@ class ContainerSpec:
     tmp_exec: bool = False
     network: str | None = None
     aliases: tuple[str, ...] = ()
+    address: IPv4Address | None = None
+    name_servers: tuple[IPv4Address, ...] = ()
     resolves_localhost: bool = True
     uid: int = SANDBOX_UID
     gid: int = SANDBOX_GID
@@ -233,6 +239,8 @@ class ContainerSpec:
             raise _malformed("network", f"{self.name} cannot join {self.network[:100]!r}")
         if not all(map(_ALIAS.match, self.aliases)) or (self.aliases and self.network is None):
             raise _malformed("aliases", f"{self.name} cannot be called {self.aliases!r:.100}")
+        if self.network is None and (self.address or self.name_servers):
+            raise _malformed("address", f"{self.name} has an address or name servers in no network")
         if len(coverable(self.tmpfs)) < len(self.tmpfs) or min(self.tmpfs.values(), default=1) < 1:
             raise _malformed(
                 "tmpfs", f"{self.name} cannot have {dict(self.tmpfs)!r:.200} in memory"
@@ -286,10 +294,16 @@ def container_request(spec: ContainerSpec, hardening: Hardening) -> dict[str, An
 
 
 def _networking(spec: ContainerSpec) -> dict[str, Any]:
-    if spec.network is None or not spec.aliases:
+    if spec.network is None:
         return {}
-    endpoint = {"Aliases": list(spec.aliases)}
-    return {"NetworkingConfig": {"EndpointsConfig": {spec.network: endpoint}}}
+    own = endpoint(spec.address, spec.aliases)
+    return {"NetworkingConfig": {"EndpointsConfig": {spec.network: own}}}
+
+
+def endpoint(address: IPv4Address | None, aliases: Iterable[str] = ()) -> dict[str, Any]:
+    """How a container is connected to a network (Engine API, EndpointSettings)."""
+    chosen = {} if address is None else {"IPAMConfig": {"IPv4Address": str(address)}}
+    return {"Aliases": list(aliases), **chosen}
 
 
 def _host_config(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
@@ -330,6 +344,7 @@ def _host_config(spec: ContainerSpec, hardening: Hardening) -> dict[str, Any]:
             for mount in spec.mounts
         ],
         "NetworkMode": spec.network or "none",
+        "Dns": [str(address) for address in spec.name_servers],
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,

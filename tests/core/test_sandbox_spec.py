@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from ipaddress import IPv4Address
 from typing import Any
 
 import pytest
@@ -90,7 +91,13 @@ def as_inspected(request: dict[str, Any]) -> dict[str, Any]:
     ]
     host["MaskedPaths"], host["ReadonlyPaths"] = ["/proc/kcore"], ["/proc/sys"]
     config = {key: value for key, value in copy.deepcopy(request).items() if key != "HostConfig"}
-    return {"Config": config, "HostConfig": host, "Mounts": mounts}
+    joined = copy.deepcopy(request.get("NetworkingConfig", {}).get("EndpointsConfig", {}))
+    return {
+        "Config": config,
+        "HostConfig": host,
+        "Mounts": mounts,
+        "NetworkSettings": {"Networks": joined or {"none": {"IPAMConfig": None}}},
+    }
 
 
 @pytest.mark.requirement("B-35", "A-03")
@@ -217,6 +224,7 @@ def test_anything_else_does_not(reference: str) -> None:
         ("network", "none"),
         ("network", "container:other"),
         ("aliases", ("database",)),
+        ("address", IPv4Address("10.213.0.3")),
         ("uid", 0),
         ("gid", 0),
         ("tmpfs", {"/etc": 1}),
@@ -289,6 +297,41 @@ def test_the_profile_travels_by_value_and_has_a_digest() -> None:
     assert Hardening().seccomp_digest is None
 
 
+JOINED = replace(
+    SPEC,
+    network="forge-agent-network-1",
+    address=IPv4Address("10.213.0.3"),
+    name_servers=(IPv4Address("127.0.0.1"),),
+)
+
+
+def test_a_container_has_the_address_and_the_name_servers_that_it_is_given() -> None:
+    request = container_request(JOINED, Hardening())
+    [endpoint] = request["NetworkingConfig"]["EndpointsConfig"].values()
+    assert endpoint["IPAMConfig"] == {"IPv4Address": "10.213.0.3"}
+    assert request["HostConfig"]["Dns"] == ["127.0.0.1"]
+    assert read_back(request, as_inspected(request)) == ()
+
+
+@pytest.mark.requirement("B-54")
+@pytest.mark.parametrize(
+    ("named", "networks"),
+    [
+        ("Networks", {}),
+        ("Networks", {"bridge": {}}),
+        ("Networks", {"forge-agent-network-1": {}, "bridge": {}}),
+        ("IPAMConfig", {"forge-agent-network-1": {"IPAMConfig": None}}),
+        ("IPAMConfig", {"forge-agent-network-1": {"IPAMConfig": {"IPv4Address": "10.213.0.9"}}}),
+    ],
+)
+def test_a_network_that_nobody_asked_for_is_named(named: str, networks: dict[str, Any]) -> None:
+    request = container_request(JOINED, Hardening())
+    inspected = as_inspected(request)
+    inspected["NetworkSettings"]["Networks"] = networks
+    [fault] = read_back(request, inspected)
+    assert named in fault
+
+
 @given(specs, hardenings)
 def test_an_engine_that_obeys_reads_back_clean(spec: ContainerSpec, hardening: Hardening) -> None:
     request = container_request(spec, hardening)
@@ -339,6 +382,8 @@ def add_mount(inspected: dict[str, Any]) -> None:
         ("UsernsMode", set_host("UsernsMode", "host")),
         ("CgroupnsMode", set_host("CgroupnsMode", "host")),
         ("NetworkMode", set_host("NetworkMode", "bridge")),
+        ("Dns", set_host("Dns", ["192.0.2.53"])),
+        ("DnsSearch", set_host("DnsSearch", ["example.org"])),
         ("Tmpfs", set_host("Tmpfs", {})),
         ("Binds", set_host("Binds", ["/:/host"])),
         ("Devices", set_host("Devices", [{"PathOnHost": "/dev/sda"}])),
