@@ -89,6 +89,10 @@ class EngineConflict(RefusedError):  # noqa: N818
         super().__init__(message, code="engine_conflict")
 
 
+class EngineSubnetTaken(EngineConflict):
+    """The subnet of a new network overlaps that of another; a different one may do."""
+
+
 class EngineRefused(RefusedError):  # noqa: N818
     """The engine understood the request and will not do it."""
 

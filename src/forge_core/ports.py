@@ -162,7 +162,16 @@ class Engine(Protocol):
         """A new volume, with a quota where one is asked for; EngineRefused if unsupported."""
 
     async def remove_volume(self, name: str) -> None: ...
-    async def create_network(self, name: str, request: Mapping[str, Any]) -> str: ...
+    async def create_network(self, name: str, request: Mapping[str, Any]) -> str:
+        """A new network; raises EngineSubnetTaken where its subnet is another's."""
+
+    async def inspect_network(self, network: str) -> Mapping[str, Any]: ...
+
+    async def connect_network(
+        self, network: str, container: str, *, address: str, aliases: Sequence[str] = ()
+    ) -> None:
+        """Connect a container to one more network, under this IPv4 address and these names."""
+
     async def remove_network(self, network: str) -> None: ...
 
     async def network_endpoints(self, network: str) -> Sequence[str]:

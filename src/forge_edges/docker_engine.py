@@ -289,7 +289,7 @@ class DockerEngine:
 
         :param request: the body of ``POST /networks/create``: ``Driver``, ``Internal``,
             ``Options``, ``IPAM``, ``Labels``, ``EnableIPv6``.
-        :raises EngineConflict: the name or the subnet is taken.
+        :raises EngineConflict: the name is taken; :class:`EngineSubnetTaken`: the subnet is.
         :raises EngineRefused: the engine has no subnet left.
         """
         arguments = {_NETWORK_ARGUMENTS[key]: value for key, value in request.items()}
@@ -298,6 +298,26 @@ class DockerEngine:
             lambda api: api.create_network(name, check_duplicate=True, **arguments),
         )
         return str(created["Id"])
+
+    async def inspect_network(self, network: str) -> Mapping[str, Any]:
+        """:raises EngineNotFound: no such network."""
+        return await self._call(
+            f"inspect network {network}", lambda api: api.inspect_network(network)
+        )
+
+    async def connect_network(
+        self, network: str, container: str, *, address: str, aliases: Sequence[str] = ()
+    ) -> None:
+        """Connect a container to one more network, running or not.
+
+        :raises EngineNotFound: no such network, or no such container.
+        """
+        await self._call(
+            f"connect container {short(container)} to network {short(network)}",
+            lambda api: api.connect_container_to_network(
+                container, network, ipv4_address=address, aliases=list(aliases)
+            ),
+        )
 
     async def remove_network(self, network: str) -> None:
         """:raises EngineConflict: it still has endpoints.  :raises EngineNotFound: it is gone."""
@@ -308,9 +328,7 @@ class DockerEngine:
 
         :raises EngineNotFound: no such network.
         """
-        found = await self._call(
-            f"inspect network {network}", lambda api: api.inspect_network(network)
-        )
+        found = await self.inspect_network(network)
         endpoints = (found.get("Containers") or {}).values()
         return sorted({str(endpoint["Name"]) for endpoint in endpoints})
 

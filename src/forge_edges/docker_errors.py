@@ -22,6 +22,7 @@ from forge_core.errors import (
     EngineNotFound,
     EngineOutOfDisk,
     EngineRefused,
+    EngineSubnetTaken,
     EngineTimedOut,
     EngineUnreachable,
     ForgeError,
@@ -33,6 +34,11 @@ _NO_SUBNET: Final = (
     # Status 404 from 20.10 and 26.1, 400 from 28: neither says that a pool ran dry.
     "non-overlapping ipv4 address pool",
     "all predefined address pools have been fully subnetted",
+)
+_SUBNET_TAKEN: Final = (
+    # Status 403 from 20.10 and 26.1: the first of its allocator, the second of its bridge driver.
+    "pool overlaps with other one",
+    "networks have overlapping ipv4",
 )
 
 
@@ -52,12 +58,14 @@ def from_status(what: str, status: int, text: str) -> ForgeError:
             f"{message}; the engine's address pools are used up: remove networks, or configure "
             "default-address-pools with smaller subnets"
         )
+    if any(words in lower for words in _SUBNET_TAKEN):
+        return EngineSubnetTaken(message)
     match status:
         case 404:
             return EngineNotFound(message)
         case 409:
             return EngineConflict(message)
-        case 403 if "active endpoints" in lower or "pool overlaps" in lower:
+        case 403 if "active endpoints" in lower:
             return EngineConflict(message)
         case 503:
             return EngineUnreachable(message)

@@ -7,11 +7,14 @@ fixture; what is asked here is what the flows rely on, surprises of real engines
 from __future__ import annotations
 
 import io
+import os
 import re
 import tarfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
 import anyio
 import pytest
@@ -20,6 +23,7 @@ from forge_core.errors import (
     EngineConflict,
     EngineNotFound,
     EngineRefused,
+    EngineSubnetTaken,
     EngineTimedOut,
     ForgeError,
 )
@@ -56,6 +60,12 @@ class Subject:
     image: str
     make_image: Callable[[Mapping[str, str]], str]
     names: list[str] = field(default_factory=list)
+
+    @property
+    def subnet(self) -> IPv4Network:
+        """Of this session alone, as long as few run at the same time."""
+        number = os.getpid() % (1 << 12)
+        return IPv4Network((int(IPv4Address("10.214.0.0")) + number * 16, 28))
 
     def name_of_image(self, tag: str) -> str:
         """A ``name:tag`` that is taken away after the test."""
@@ -95,6 +105,16 @@ class Subject:
         for name in self.names:
             with suppress(EngineNotFound):
                 await self.engine.remove_image(name)
+
+
+def network_request(role: str, owner: Owner, subnet: IPv4Network) -> dict[str, Any]:
+    """An internal network with this subnet."""
+    return {
+        "Driver": "bridge",
+        "Internal": True,
+        "IPAM": {"Driver": "default", "Config": [{"Subnet": str(subnet)}]},
+        "Labels": owner.labels(role),
+    }
 
 
 async def output_of(attachment: Attachment) -> dict[int, bytes]:
@@ -321,6 +341,42 @@ class EngineContract:
             await engine.remove_network(network)
         await engine.disconnect_network(network, container)
         await engine.remove_network(network)
+
+    @pytest.mark.requirement("B-19")
+    async def test_a_subnet_belongs_to_one_network(self, subject: Subject) -> None:
+        engine, owner = subject.engine, subject.owner
+        request = network_request("agent-network", owner, subject.subnet)
+        await engine.create_network(owner.name("agent-network"), request)
+        part = next(subject.subnet.subnets(new_prefix=29))
+        with pytest.raises(EngineSubnetTaken):
+            await engine.create_network(
+                owner.name("egress-network"), network_request("egress-network", owner, part)
+            )
+
+    @pytest.mark.requirement("B-54")
+    async def test_a_container_is_in_the_networks_that_it_was_connected_to(
+        self, subject: Subject
+    ) -> None:
+        engine, owner = subject.engine, subject.owner
+        first, second = subject.subnet.subnets(new_prefix=29)
+        inner, outer = owner.name("agent-network"), owner.name("egress-network")
+        for name, role, subnet in (
+            (inner, "agent-network", first),
+            (outer, "egress-network", second),
+        ):
+            request = network_request(role, owner, subnet)
+            network = await engine.create_network(name, request)
+            inspected = await engine.inspect_network(network)
+            assert inspected["Internal"] is True
+            assert inspected["IPAM"]["Config"][0]["Subnet"] == str(subnet)
+        spec = replace(subject.spec("exit 0"), network=outer, address=second[3])
+        container = await subject.create(spec)
+        await engine.connect_network(inner, container, address=str(first[3]), aliases=("proxy",))
+        has = (await engine.inspect_container(container))["NetworkSettings"]["Networks"]
+        addresses = {name: one["IPAMConfig"]["IPv4Address"] for name, one in has.items()}
+        assert addresses == {inner: str(first[3]), outer: str(second[3])}
+        with pytest.raises(EngineNotFound):
+            await engine.inspect_network(owner.name("no-network"))
 
     @pytest.mark.requirement("B-84")
     async def test_the_list_is_exact(self, subject: Subject) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Network
 from typing import Any, Protocol
 
 from forge_core.errors import (
@@ -20,6 +21,7 @@ from forge_core.errors import (
     EngineNotFound,
     EngineOutOfDisk,
     EngineRefused,
+    EngineSubnetTaken,
     ForgeError,
 )
 from forge_core.labels import ROLE
@@ -64,7 +66,7 @@ class Container:
     exit_code: int = 0
     oom_killed: bool = False
     stuck_until_s: float = 0.0
-    networks: list[str] = field(default_factory=list)
+    networks: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     program: Program | None = None
     ended: list[Callable[[], None]] = field(default_factory=list)
     outputs: list[Callable[[tuple[int, bytes] | None], None]] = field(default_factory=list)
@@ -117,6 +119,7 @@ class Thing:
     resource: EngineResource
     stuck_until_s: float = 0.0
     archive: bytes = b""
+    request: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SimulatedEngine:
@@ -221,8 +224,9 @@ class SimulatedEngine:
         self._make_room(name)
         identity = f"{next(self._numbers):08x}" + f"{self.rng.getrandbits(224):056x}"
         container = Container(self, identity, name, request, self.world.utc())
-        network = request["HostConfig"]["NetworkMode"]
-        container.networks = [] if network == "none" else [self._network(network).resource.id]
+        endpoints = request.get("NetworkingConfig", {}).get("EndpointsConfig", {})
+        for network, endpoint in endpoints.items():
+            container.networks[self._network(network).resource.id] = endpoint
         container.program = self._programs(container)
         self.containers[identity] = container
         self.world.note(PROCESS, f"creates container {name} as {identity[:8]}")
@@ -262,6 +266,12 @@ class SimulatedEngine:
                 for mount in request["HostConfig"]["Mounts"]
             ],
             "State": {"Status": container.status, "Running": container.status == "running"},
+            "NetworkSettings": {
+                "Networks": {
+                    self.networks[identity].resource.name: endpoint
+                    for identity, endpoint in container.networks.items()
+                }
+            },
         }
 
     def exit_status(self, reference: str) -> ExitStatus | None:
@@ -308,10 +318,26 @@ class SimulatedEngine:
         """As the port says."""
         if any(n.resource.name == name for n in self.networks.values()):
             raise EngineConflict(f"cannot create network {name}: the name is taken")
+        subnets = [_subnet_of(n.request) for n in self.networks.values()]
+        wanted = _subnet_of(request)
+        if wanted is not None and any(s is not None and s.overlaps(wanted) for s in subnets):
+            raise EngineSubnetTaken(f"cannot create network {name}: {wanted} is taken")
         identity = f"{next(self._numbers):08x}" + f"{self.rng.getrandbits(224):056x}"
-        labels = request.get("Labels", {})
-        self.networks[identity] = self._thing(ResourceKind.NETWORK, identity, name, labels)
+        network = self._thing(ResourceKind.NETWORK, identity, name, request.get("Labels", {}))
+        network.request = request
+        self.networks[identity] = network
         return identity
+
+    def inspect_network(self, reference: str) -> Mapping[str, Any]:
+        """The request as an engine echoes it."""
+        network = self._network(reference)
+        return {**network.request, "Id": network.resource.id, "Name": network.resource.name}
+
+    def connect_network(self, reference: str, container: str, address: str) -> None:
+        """As the port says."""
+        identity = self._network(reference).resource.id
+        endpoint = {"IPAMConfig": {"IPv4Address": address}}
+        self.container(container, "connect").networks[identity] = endpoint
 
     def remove_network(self, reference: str) -> None:
         """Unless a container is in it."""
@@ -327,7 +353,7 @@ class SimulatedEngine:
     def disconnect_network(self, reference: str, container: str) -> None:
         """As the port says."""
         identity = self._network(reference).resource.id
-        self.container(container, "disconnect").networks.remove(identity)
+        self.container(container, "disconnect").networks.pop(identity)
 
     def put_archive(self, reference: str, path: str, archive: bytes) -> None:
         """Into a volume of the container, nowhere else."""
@@ -431,3 +457,10 @@ def settle(answer: asyncio.Future[Any], call: Callable[[], object]) -> None:
     else:
         if not answer.done():
             answer.set_result(result)
+
+
+def _subnet_of(request: Mapping[str, Any]) -> IPv4Network | None:
+    """What a request for a network asks for; None: whatever there is."""
+    configs: list[dict[str, str]] = request.get("IPAM", {}).get("Config") or [{}]
+    subnet = configs[0].get("Subnet")
+    return None if subnet is None else IPv4Network(subnet)

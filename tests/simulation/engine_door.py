@@ -153,6 +153,18 @@ class EngineDoor:
         """See the port."""
         return await self._ask("create_network", self._engine.create_network, name, request)
 
+    async def inspect_network(self, network: str) -> Mapping[str, Any]:
+        """See the port."""
+        return await self._ask("inspect_network", self._engine.inspect_network, network)
+
+    async def connect_network(
+        self, network: str, container: str, *, address: str, aliases: Sequence[str] = ()
+    ) -> None:
+        """See the port."""
+        await self._ask(
+            "connect_network", self._engine.connect_network, network, container, address
+        )
+
     async def remove_network(self, network: str) -> None:
         """See the port."""
         await self._ask("remove_network", self._engine.remove_network, network)
