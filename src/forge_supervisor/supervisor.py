@@ -558,6 +558,8 @@ class Phase(enum.Enum):
 class Supervisor:
     """The event loop: one poll, then everything that is due, nothing of which blocks."""
 
+    harden = staticmethod(harden)
+
     def __init__(self, oom_score: OomScore) -> None:
         self._oom_score = oom_score
         self._phase = Phase.WAITING
@@ -730,7 +732,7 @@ class Supervisor:
             if now >= self._phase_ends_ms or not (self._children or self._streams):
                 self._flush(now)
             elif self._children:
-                _signal_all(signal.SIGKILL)  # also what came in from outside since
+                self._signal_all(signal.SIGKILL)  # also what came in from outside since
         if self._phase is Phase.FLUSHING and now >= self._logs_end_ms:
             self._outbox.logs.abandon()
 
@@ -751,13 +753,18 @@ class Supervisor:
 
     def _terminate(self, grace_ms: int, now: int) -> None:
         self._phase, self._phase_ends_ms = Phase.TERMINATING, now + grace_ms
-        _signal_all(signal.SIGTERM)
-        _signal_all(signal.SIGCONT)  # a stopped process acts on SIGTERM when it goes on
+        self._signal_all(signal.SIGTERM)
+        self._signal_all(signal.SIGCONT)  # a stopped process acts on SIGTERM when it goes on
 
     def _kill(self, now: int) -> None:
         """Also at once when the agent's main process has ended: what it left has no claim."""
         self._phase, self._phase_ends_ms = Phase.KILLING, now + KILL_WAIT_MS
-        _signal_all(signal.SIGKILL)
+        self._signal_all(signal.SIGKILL)
+
+    def _signal_all(self, number: int) -> None:
+        """To every process but this one; :func:`harden` made sure that this is PID 1."""
+        with contextlib.suppress(OSError):  # none left, or none of ours: those end with PID 1
+            os.kill(-1, number)
 
     def _flush(self, now: int) -> None:
         for fd in list(self._streams):  # somebody outside of the container holds the other end
@@ -792,20 +799,14 @@ def _read(fd: int, size_bytes: int) -> bytes | None:
         return b""
 
 
-def _signal_all(number: int) -> None:
-    """To every process but this one; :func:`harden` made sure that this is PID 1."""
-    with contextlib.suppress(OSError):  # none left, or none of ours: those end with PID 1
-        os.kill(-1, number)
-
-
-def main() -> None:
+def main(kind: type[Supervisor] = Supervisor) -> None:
     """Exit with one of the codes above, whatever happens."""
     code = EXIT_INTERNAL
     try:
         close_strays()
         oom_score = OomScore()
-        harden()
-        code = Supervisor(oom_score).run()
+        kind.harden()
+        code = kind(oom_score).run()
     except Unsafe as error:
         complain(str(error))
     except BaseException as error:  # its message could quote a frame: the place says enough

@@ -70,8 +70,11 @@ class Pid1:
     def __init__(
         self, source: str = SOURCE, *, prefix: tuple[str, ...] = (*UNSHARE, *SETPRIV)
     ) -> None:
+        self._start([*prefix, "/usr/bin/python3", "-I", "-S", "-c", source])
+
+    def _start(self, command: list[str]) -> None:
         self.process = subprocess.Popen(
-            [*prefix, "/usr/bin/python3", "-I", "-S", "-c", source],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
