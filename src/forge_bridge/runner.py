@@ -22,13 +22,14 @@ from forge_core.labels import Owner
 from forge_core.ports import Clock, DiskUsage, Engine, GitStore, Ledger, Outbox
 from forge_core.resources import ResourceCapacity
 from forge_core.sandbox_spec import Hardening
-from forge_core.wire.codes import RunnerState
+from forge_core.wire.codes import RunnerState, ServiceName
 from forge_core.wire.shapes import Capabilities, DiskState, RunnerSettings
 
 if TYPE_CHECKING:
     from forge_bridge.attempt_run import AttemptRun
     from forge_bridge.images.pipeline import ImagePipeline
     from forge_bridge.images.tooling import Tooling
+    from forge_bridge.services.container import ServiceImage
 
 DEFAULT_HARDENING: Final = Hardening()
 UNTOLD_SETTINGS: Final = RunnerSettings(draining=False, host_fallback_enabled=False)
@@ -112,6 +113,7 @@ class Runner:
 
     :ivar images: the images of projects, and ``tooling`` what PID 1 runs from in them; None where
         no attempt runs.
+    :ivar services: the images that can run beside an agent.
     :ivar at_once: set when ``tasks`` is cancelled, for what is shielded from a cancellation.
     """
 
@@ -131,6 +133,7 @@ class Runner:
     reach: FaultPoint = no_faults
     images: ImagePipeline | None = None
     tooling: Tooling | None = None
+    services: Mapping[ServiceName, ServiceImage] = field(default_factory=dict)
     hub: HubLink = field(default_factory=HubLink)
     admission: Admission = field(default_factory=Admission)
     attempts: dict[Key, AttemptRun] = field(default_factory=dict)
@@ -190,7 +193,11 @@ class Runner:
                 else (self.engine_away,)
             ),
             network_policies=frozenset(advertised.network_policies),
-            services=frozenset(advertised.services),
+            services={
+                name: self.services[name].version
+                for name in advertised.services
+                if name in self.services
+            },
             publication_modes=frozenset(advertised.publication_modes),
             remotes=frozenset(self.repositories.remotes()),
             host_execution_allowed=self.host_execution_allowed,

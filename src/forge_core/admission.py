@@ -23,6 +23,7 @@ from forge_core.offer_rules import (
     RunnerFacts,
     Verdict,
     judge,
+    refuse_shares,
     refused,
 )
 from forge_core.resources import (
@@ -131,8 +132,11 @@ class Admission:
         self._see_fence(offer.attempt_id, offer.fence)
         if verdict.runtime is not None:
             requested, networks = effective_request(offer.resources), _networks(offer, verdict)
-            refusal = self._refuse_capacity(requested, facts.capacity)
-            refusal = refusal or self._refuse_networks(networks)
+            refusal = (
+                refuse_shares(requested, offer.requirements.services)
+                or self._refuse_capacity(requested, facts.capacity)
+                or self._refuse_networks(networks)
+            )
             if refusal is None:
                 self._hold(
                     Reservation(

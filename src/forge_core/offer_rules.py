@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from forge_core.errors import RefusedError
 from forge_core.host_fallback import refuse_fallback
-from forge_core.resources import ResourceCapacity
+from forge_core.resources import ResourceCapacity, ResourceVector
+from forge_core.services import share_out, version_fits
 from forge_core.wire.codes import (
     NetworkPolicy,
     Policy,
@@ -16,6 +19,7 @@ from forge_core.wire.codes import (
     ServiceName,
 )
 from forge_core.wire.from_hub import Offer, Start
+from forge_core.wire.shapes import Service
 
 REPEATED: Final = tuple(name for name in Start.model_fields if name in Offer.model_fields)
 """What a start says again."""
@@ -29,6 +33,7 @@ NO_HOST_FALLBACK: Final = "host fallback is not enabled for this runner in the h
 class RunnerFacts:
     """What a decision looks at besides the reservations; the advertisement says the same.
 
+    :param services: the version of each that can run beside an agent.
     :param remotes: the repositories whose results can be pushed somewhere.
     """
 
@@ -38,7 +43,7 @@ class RunnerFacts:
     runtimes: frozenset[Runtime]
     blockers: tuple[str, ...] = ()
     network_policies: frozenset[NetworkPolicy] = frozenset({NetworkPolicy.NONE})
-    services: frozenset[ServiceName] = frozenset()
+    services: Mapping[ServiceName, str] = field(default_factory=dict)
     publication_modes: frozenset[PublicationMode] = frozenset()
     remotes: frozenset[str] = frozenset()
     host_execution_allowed: bool = False
@@ -136,9 +141,30 @@ def _refuse_sandbox(offer: Offer, facts: RunnerFacts) -> Verdict | None:
     wanted = offer.requirements
     if wanted.network_policy not in facts.network_policies:
         return refused(RejectionCode.POLICY_UNSATISFIED, f"network policy {wanted.network_policy}")
-    if absent := [s.name for s in wanted.services if s.name not in facts.services]:
+    return _refuse_services(wanted.services, facts) or _refuse_publication(offer, facts)
+
+
+def _refuse_services(wanted: Sequence[Service], facts: RunnerFacts) -> Verdict | None:
+    names = [service.name for service in wanted]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        return refused(RejectionCode.MALFORMED, f"service {twice[0]} is asked for twice")
+    if absent := [name for name in names if name not in facts.services]:
         return refused(RejectionCode.POLICY_UNSATISFIED, f"services {', '.join(absent)}")
-    return _refuse_publication(offer, facts)
+    for service in wanted:
+        actual = facts.services[service.name]
+        if not version_fits(service.version, actual):
+            detail = f"service {service.name} {service.version}: this runner has {actual}"
+            return refused(RejectionCode.POLICY_UNSATISFIED, detail)
+    return None
+
+
+def refuse_shares(resources: ResourceVector, services: Iterable[Service]) -> Verdict | None:
+    """Whether an attempt with these resources has room for its services."""
+    try:
+        share_out(resources, [service.name for service in services])
+    except RefusedError as error:
+        return refused(RejectionCode.POLICY_UNSATISFIED, str(error))
+    return None
 
 
 def _refuse_publication(offer: Offer, facts: RunnerFacts) -> Verdict | None:

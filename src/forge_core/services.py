@@ -7,6 +7,7 @@ whatever its containers may use together.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,6 +25,10 @@ DATABASE: Final = "forge"
 DATA: Final = "/data"
 """Where a server keeps what it is given: in memory, half of what the container has."""
 
+AGENT_ALIAS: Final = "agent"
+"""How services find the agent, the browser above all."""
+
+PASSWORD_VARIABLE: Final = "FORGE_SERVICE_PASSWORD"  # noqa: S105 - its name, not its value
 MAX_LINE_CHARACTERS: Final = 4_096
 LEAST_AGENT: Final = ResourceVector(pids=16, memory_bytes=64 * 2**20, cpu_millis=MIN_CPU_MILLIS)
 """What its services must leave an agent."""
@@ -156,6 +161,37 @@ def variables(name: ServiceName, password: str, address: str) -> dict[str, str]:
             }
         case ServiceName.BROWSER:
             return {"BROWSER_CDP_URL": f"http://{address}:{port}"}
+
+
+def serve_request(kind: ServiceKind, share: ResourceVector, *, proxy: str | None = None) -> str:
+    """The argument of ``service.py`` that starts a server.
+
+    :param proxy: through which alone the browser reaches the world; None: it reaches nothing.
+    """
+    return json.dumps(
+        {
+            "serve": {
+                "service": kind.name.value,
+                "port": kind.port,
+                "user": USER,
+                "database": DATABASE,
+                "memoryBytes": share.memory_bytes,
+                "dataBytes": data_bytes(share),
+                "proxy": proxy,
+                "bypass": ";".join((AGENT_ALIAS, *CATALOGUE)),
+            }
+        }
+    )
+
+
+def look_request(account: str) -> str:
+    """The argument of ``service.py`` that looks an account up."""
+    return json.dumps({"look": account})
+
+
+def data_bytes(share: ResourceVector) -> int:
+    """How much of its memory a service may fill with what it is given."""
+    return share.memory_bytes // 2
 
 
 def version_fits(wanted: str | None, actual: str) -> bool:
