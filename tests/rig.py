@@ -124,21 +124,23 @@ class Rig:
         wait_for("the hub", lambda: self._is_ready(), 30)
 
     def start_bridge(self, *, wait: bool = True, **settings: str) -> None:
-        environment = self._environment(
-            DOCKER_HOST=self.engine.base_url,
-            FORGE_SERVER_URL=self.url,
-            FORGE_API_TOKEN=RUNNER_TOKEN,
-            FORGE_RUNNER_ID=self.runner_id,
-            FORGE_TRUST_DOMAIN_ID=TRUST_DOMAIN,
-            FORGE_AGENT_TOOLING_IMAGE=self.engine.tooling_image,
-            FORGE_SANDBOX_STATE_ROOT=str(self.state_root),
-            FORGE_MINIMUM_WORKSPACE_BYTES="1MiB",
-            FORGE_DISK_HIGH_WATERMARK_PERCENT="99",
-            FORGE_DISK_LOW_WATERMARK_PERCENT="98",
-            FORGE_SANDBOX_KILL_GRACE_SECONDS="1",
-            FORGE_LOG_FORMAT="json",
-            **settings,
-        )
+        ours = {
+            "DOCKER_HOST": self.engine.base_url,
+            "DOCKER_CONFIG": self.engine.docker_config,
+            "FORGE_DOCKER_EXECUTABLE": self.engine.docker_executable,
+            "FORGE_SERVER_URL": self.url,
+            "FORGE_API_TOKEN": RUNNER_TOKEN,
+            "FORGE_RUNNER_ID": self.runner_id,
+            "FORGE_TRUST_DOMAIN_ID": TRUST_DOMAIN,
+            "FORGE_AGENT_TOOLING_IMAGE": self.engine.tooling_image,
+            "FORGE_SANDBOX_STATE_ROOT": str(self.state_root),
+            "FORGE_MINIMUM_WORKSPACE_BYTES": "1MiB",
+            "FORGE_DISK_HIGH_WATERMARK_PERCENT": "99",
+            "FORGE_DISK_LOW_WATERMARK_PERCENT": "98",
+            "FORGE_SANDBOX_KILL_GRACE_SECONDS": "1",
+            "FORGE_LOG_FORMAT": "json",
+        }
+        environment = self._environment(**{**ours, **settings})
         program = [sys.executable, "-m", "forge_bridge"]
         add = [*program, "add-repo", "sample", str(self.repository)]
         subprocess.run(add, env=environment, check=True, capture_output=True)
@@ -154,6 +156,18 @@ class Rig:
                 daemon.stop()
         left = self.resources()
         assert not left, f"left in the engine: {left}"
+
+    # -- the repository -------------------------------------------------------------------------
+
+    def add_commit(self, files: Mapping[str, str]) -> str:
+        """Commit these files besides what is there; returns the commit's id."""
+        for name, content in files.items():
+            path = self.repository / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        git(self.repository, "add", "--all")
+        git(self.repository, "commit", "--quiet", "--allow-empty", "--message=Next")
+        return git(self.repository, "rev-parse", "HEAD")
 
     # -- what the hub says ----------------------------------------------------------------------
 
