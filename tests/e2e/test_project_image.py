@@ -143,7 +143,7 @@ def test_a_pinned_reference_is_an_image_too(rig: Rig) -> None:
 def test_the_contract_shapes_the_container(rig: Rig) -> None:
     wishes = "tmp:\n  executable: true\nenvironment:\n  GREETING: hello\n"
     approved = commit(rig, more=wishes)
-    script = 'cp "$(command -v busybox)" /tmp/busybox && /tmp/busybox echo "$GREETING"'
+    script = 'cp "$(readlink -f /proc/$$/exe)" /tmp/busybox && /tmp/busybox echo "$GREETING"'
     session_id = dispatch(rig, approved, "sh", "-c", script)
     assert rig.wait_over(session_id)["outcome"] == "succeeded"
     assert rig.diagnostics(session_id)["logTail"] == "hello\n"
