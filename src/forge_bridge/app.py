@@ -40,6 +40,7 @@ from forge_bridge.metrics import health_page, metrics_page
 from forge_bridge.perform import FaultPoint, no_faults
 from forge_bridge.repositories import RegisteredRepositories
 from forge_bridge.runner import Identity, SandboxSettings
+from forge_bridge.services.from_settings import service_images
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
 from forge_core.labels import BUILDER, Owner
@@ -118,6 +119,7 @@ async def open_bridge(
                 _image_doors(settings, root, identity, clock, engine, disk) as images,
                 anyio.create_task_group() as tasks,
             ):
+                services = service_images(settings, images.gates.before_build)
                 look = partial(
                     preflight,
                     engine,
@@ -127,10 +129,12 @@ async def open_bridge(
                     instance_id=instance_id,
                     prover=images.prover,
                     builder=images.builder,
+                    services=services,
                 )
                 checked = await look()
                 opened = Opened(settings, root, identity, clock, engine, disk, images, connections)
                 service = await _assemble(opened, checked, tasks, reach)
+                service.runner.services = services.usable
 
                 async def look_again() -> Capabilities:
                     return (await look()).capabilities

@@ -18,6 +18,7 @@ from forge_bridge.doctor.policy_checks import can_publish, policy_checks
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.doctor.probe import Inside, look_inside
 from forge_bridge.doctor.results import Check, CheckResult, Verdict, exit_code
+from forge_bridge.doctor.service_checks import service_checks, usable_services
 from forge_core.errors import EngineNotFound, ForgeError, RefusedError, RetryableError
 from forge_core.ports import Engine
 from forge_core.sandbox_spec import Hardening, image_faults, require_pinned
@@ -53,7 +54,12 @@ async def run_checks(engine: Engine, settings: PreflightSettings) -> Preflight:
         facts, info = await engine.facts(), await engine.info()
     except ForgeError as error:
         unseen = ENGINE.unseen(str(error), "start the engine, or name it: FORGE_DOCKER_CONTEXT")
-        results = (unseen, quota_check(None, settings), *policy_checks(settings))
+        results = (
+            unseen,
+            quota_check(None, settings),
+            *policy_checks(settings),
+            *service_checks(settings),
+        )
         return Preflight(results, capabilities(results, settings, None), settings.hardening)
     results, seen = await _look(engine, facts, info, settings)
     advertised = capabilities(results, settings, facts, has_quota=quota_supported(seen))
@@ -79,6 +85,7 @@ async def _look(
         *(host_checks(seen, account) if seen is not None else ()),
         quota_check(seen, settings),
         *policy_checks(settings),
+        *service_checks(settings),
     ), seen
 
 
@@ -155,6 +162,7 @@ def capabilities(
         dedicated_disk=settings.dedicated_disk,
         sandbox_required=sandbox_readiness(results),
         network_policies=(NetworkPolicy.NONE,) if Runtime.DOCKER in advertised else (),
+        services=usable_services(settings) if Runtime.DOCKER in advertised else (),
         publication_modes=publication_modes(advertised, settings),
         image_policy_enforced="image_policy" in passed,
         signature_verification="signatures" in passed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,8 @@ from forge_bridge.doctor.checks import Preflight, run_checks
 from forge_bridge.doctor.image_checks import ImageProver, Proofs
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.doctor.publication_checks import prove_publication
+from forge_bridge.doctor.service_checks import prove_services
+from forge_bridge.services.images import ServiceImages
 from forge_bridge.settings import BridgeSettings
 from forge_core.errors import RefusedError
 from forge_core.image_ports import ImageBuilder
@@ -31,6 +34,7 @@ async def preflight(
     instance_id: str,
     prover: ImageProver | None = None,
     builder: ImageBuilder | None = None,
+    services: ServiceImages | None = None,
 ) -> Preflight:
     """Run every check for these settings.
 
@@ -39,6 +43,7 @@ async def preflight(
         makes, so that the next start finds it should this one die in the middle.
     :param prover: tries the image gates; None: nothing shows that they work.
     :param builder: is looked at likewise.
+    :param services: their images are tried; what can be used it says afterwards.
     """
     proofs = Proofs()
     if prover is not None:
@@ -50,22 +55,20 @@ async def preflight(
         settings.sandbox_publication_mode, settings.sandbox_state_root
     )
     trust_domain_id = settings.trust_domain_id or PREFLIGHT
-    owner = Owner.of_runner(PREFLIGHT, runner_id, instance_id, trust_domain_id)
-    return await run_checks(
-        engine,
-        PreflightSettings(
-            owner=owner,
-            tooling_image=settings.agent_tooling_image,
-            hardening=hardening,
-            capacity=settings.resource_capacity,
-            publication_mode=settings.sandbox_publication_mode,
-            dedicated_disk=settings.sandbox_dedicated_disk,
-            docker_desktop_allowed=settings.allow_docker_desktop_sandbox,
-            host_execution_allowed=settings.allow_host_execution,
-            proofs=proofs.shown,
-            failures=proofs.failed,
-        ),
+    known = PreflightSettings(
+        owner=Owner.of_runner(PREFLIGHT, runner_id, instance_id, trust_domain_id),
+        tooling_image=settings.agent_tooling_image,
+        hardening=hardening,
+        capacity=settings.resource_capacity,
+        publication_mode=settings.sandbox_publication_mode,
+        dedicated_disk=settings.sandbox_dedicated_disk,
+        docker_desktop_allowed=settings.allow_docker_desktop_sandbox,
+        host_execution_allowed=settings.allow_host_execution,
     )
+    if services is not None:
+        known = replace(known, services=tuple(services.references))
+        proofs |= await prove_services(services, engine, known)
+    return await run_checks(engine, replace(known, proofs=proofs.shown, failures=proofs.failed))
 
 
 async def read_hardening(settings: BridgeSettings) -> Hardening:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +84,15 @@ class ImageProver:
                     ),
                 )
         return Proofs(shown, failed)
+
+    async def check_signatures(self, references: Sequence[str]) -> None:
+        """Where signatures are verified at all, those of these images must be good.
+
+        :raises RefusedError: ``signature_invalid``.
+        """
+        if self._tools.signatures is not None:
+            for reference in references:
+                await self._tools.signatures.verify(reference)
 
 
 @asynccontextmanager

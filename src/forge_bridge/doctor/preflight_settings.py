@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from forge_core.labels import Owner
 from forge_core.resources import ResourceCapacity
 from forge_core.sandbox_spec import Hardening
-from forge_core.wire.codes import PublicationMode
+from forge_core.wire.codes import PublicationMode, ServiceName
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class PreflightSettings:
     :param proofs: evidence by check id (``image_policy``, ``signatures``, ``build_egress``,
         ``publication_mode``) from the parts that have tried their tools; a setting alone is never
         evidence.
+    :param services: those that have an image.
     :param failures: why a part that is configured could not show it, by check id.
     """
 
@@ -30,5 +31,6 @@ class PreflightSettings:
     dedicated_disk: bool = False
     docker_desktop_allowed: bool = False
     host_execution_allowed: bool = False
+    services: tuple[ServiceName, ...] = ()
     proofs: Mapping[str, str] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)

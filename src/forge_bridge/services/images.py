@@ -75,14 +75,15 @@ class ServiceImages:
     """The configured images.
 
     :param check_signature: raises RefusedError ``signature_invalid``.
+    :ivar references: as they are configured.
     :ivar usable: what can be used as things are; changes with every :meth:`prove`.
     """
 
     def __init__(
         self, references: Mapping[ServiceName, str], check_signature: SignatureCheck
     ) -> None:
+        self.references = dict(references)
         self.usable: dict[ServiceName, ServiceImage] = {}
-        self._references = dict(references)
         self._check_signature = check_signature
         self._tried: dict[str, tuple[ServiceImage, str]] = {}
 
@@ -97,7 +98,7 @@ class ServiceImages:
             trial.engine, trial.owner, trial.tooling_image, source("supervisor"), trial.hardening
         )
         try:
-            for name, reference in self._references.items():
+            for name, reference in self.references.items():
                 kind = CATALOGUE[name]
                 try:
                     image, evidence = await self._prove(trial, kind, reference, tooling)
@@ -171,7 +172,7 @@ async def _ask(
     orders = partial(
         init_frame,
         attempt_id=trial.owner.attempt_id,
-        fence=trial.owner.fence,
+        fence=1,  # PID 1 knows no dispatch but a hub's
         key=secrets.token_bytes(32),
         sequence=0,
         lease_ms=PROBE_MS,

@@ -1,0 +1,40 @@
+"""Whether the configured services can run beside an agent: each was tried (B-38, B-51)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forge_bridge.doctor.image_checks import Proofs
+from forge_bridge.doctor.preflight_settings import PreflightSettings
+from forge_bridge.doctor.results import Check, CheckResult
+from forge_bridge.services.images import ServiceImages, Trial
+from forge_core.ports import Engine
+from forge_core.services import CATALOGUE
+from forge_core.wire.codes import ServiceName
+
+
+async def prove_services(
+    services: ServiceImages, engine: Engine, settings: PreflightSettings
+) -> Proofs:
+    """What the images show of themselves; raises nothing that is expected."""
+    if settings.tooling_image is None or not services.references:
+        return Proofs()
+    trial = Trial(engine, settings.owner, settings.tooling_image, settings.hardening)
+    return Proofs(*await services.prove(trial))
+
+
+def service_checks(settings: PreflightSettings) -> Iterator[CheckResult]:
+    """A service that cannot be used is not offered; nothing else depends on it."""
+    for name in settings.services:
+        kind, variable = CATALOGUE[name], f"FORGE_SERVICE_{name.upper()}_IMAGE"
+        check = Check(kind.check_id, f"{name.value} can run beside an agent", variable)
+        if evidence := settings.proofs.get(check.id):
+            yield check.passed(evidence)
+        else:
+            why = settings.failures.get(check.id, "nothing has shown it")
+            yield check.warns(why, f"mend or unset {variable}; until then it is not offered")
+
+
+def usable_services(settings: PreflightSettings) -> tuple[ServiceName, ...]:
+    """Those of which an image has shown that it works."""
+    return tuple(n for n in settings.services if CATALOGUE[n].check_id in settings.proofs)
