@@ -12,7 +12,7 @@ usable, and the next start removes every image that has none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -169,8 +169,7 @@ class Build:
             engine = self.context.engine
             paths = (PRELOAD_FILE, TOOLING_MOUNT)
             faults = [f"it has {path}" for path in paths if await engine.has_path(container, path)]
-            with suppress(EngineNotFound):
-                await engine.remove_container(container)
+            await self.context.remove_container(container)
         if faults:
             raise _denied(f"cannot use the image of the project: {'; '.join(faults)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -29,6 +30,7 @@ from forge_core.sandbox_spec import ContainerSpec, container_request
 from forge_core.wire.base import WireModel
 from forge_core.wire.codes import EventType, FailureCode, ReservationState, ResourceKind, Stage
 from forge_core.wire.from_hub import Start
+from forge_core.wire.shapes import InventoryItem
 
 
 class StageFailed(ForgeError):  # noqa: N818 - an outcome of the attempt, not an error of ours
@@ -61,6 +63,7 @@ class StageContext:
     """One dispatch on its way through the stages.
 
     :ivar contract: what the project asks for, granted; None: it has no contract.
+    :ivar inventory: what was created and is there, in that order.
     :ivar blanked: variables of the image that PID 1 must not get.
     :ivar tooling: what PID 1 runs from; None: from the image, which is the tooling image.
     """
@@ -75,6 +78,7 @@ class StageContext:
     image: str = ""
     blanked: tuple[str, ...] = ()
     tooling: ToolingTree | None = None
+    inventory: list[InventoryItem] = field(default_factory=list)
     volume: str = ""
     agent_container: str = ""
     pid_1_runs: anyio.Event = field(default_factory=anyio.Event)
@@ -110,9 +114,7 @@ class StageContext:
         request = container_request(spec, self.settings.hardening)
         await self.run.feed(ResourceIntended(ResourceKind.CONTAINER, spec.name, spec.role))
         container = await self.engine.create_container(spec.name, request)
-        await self.run.feed(
-            ResourceCreated(ResourceKind.CONTAINER, container, spec.name, spec.role)
-        )
+        await self._have(ResourceKind.CONTAINER, container, spec.name, spec.role)
         faults = read_back(request, await self.engine.inspect_container(container))
         if faults:
             raise StageFailed(
@@ -122,11 +124,24 @@ class StageContext:
             )
         return container
 
+    async def remove_container(self, container: str) -> None:
+        """One that has served its purpose; what resists, teardown removes."""
+        with suppress(EngineNotFound):
+            await self.engine.remove_container(container)
+        self.inventory = [item for item in self.inventory if item.id != container]
+
     async def create_volume(self, role: str) -> str:
         """A named volume of this dispatch."""
         owner = self.run.state.owner
         name = owner.name(role)
         await self.run.feed(ResourceIntended(ResourceKind.VOLUME, name, role))
         volume = await self.engine.create_volume(name, owner.labels(role))
-        await self.run.feed(ResourceCreated(ResourceKind.VOLUME, volume, name, role))
+        await self._have(ResourceKind.VOLUME, volume, name, role)
         return volume
+
+    async def _have(self, kind: ResourceKind, identity: str, name: str, role: str) -> None:
+        await self.run.feed(ResourceCreated(kind, identity, name, role))
+        created_at = self.runner.clock.utc()
+        self.inventory.append(
+            InventoryItem(kind=kind, id=identity, name=name, role=role, created_at=created_at)
+        )

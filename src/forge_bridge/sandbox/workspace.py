@@ -16,7 +16,6 @@ from forge_core.sandbox_spec import (
 from forge_core.wire.codes import EventType, ResourceKind
 from forge_core.wire.events import Inventory
 from forge_core.wire.limits import split_inventory
-from forge_core.wire.shapes import InventoryItem
 
 INTERPRETER = "/usr/bin/python3"
 """Part of the tooling image's contract (docs/reference/tooling-image.md)."""
@@ -25,9 +24,8 @@ INTERPRETER = "/usr/bin/python3"
 async def create_workspace(context: StageContext) -> None:
     """Create the volume and the agent's container around it; nothing runs yet."""
     context.volume = await context.create_volume("workspace")
-    spec = agent_spec(context, context.volume)
-    context.agent_container = await context.create_container(spec)
-    await _tell_inventory(context, spec)
+    context.agent_container = await context.create_container(agent_spec(context, context.volume))
+    await _tell_inventory(context)
 
 
 async def fill_workspace(context: StageContext) -> None:
@@ -70,21 +68,13 @@ def agent_spec(context: StageContext, volume: str) -> ContainerSpec:
     )
 
 
-async def _tell_inventory(context: StageContext, spec: ContainerSpec) -> None:
-    created_at = context.runner.clock.utc()
-    container = InventoryItem(
-        kind=ResourceKind.CONTAINER,
-        id=context.agent_container,
-        name=spec.name,
-        role=spec.role,
-        created_at=created_at,
+async def _tell_inventory(context: StageContext) -> None:
+    """All that the engine holds for the attempt, now that the agent can start."""
+    of_kind = {kind: [i for i in context.inventory if i.kind is kind] for kind in ResourceKind}
+    inventory = Inventory(
+        containers=tuple(of_kind[ResourceKind.CONTAINER]),
+        networks=tuple(of_kind[ResourceKind.NETWORK]),
+        volumes=tuple(of_kind[ResourceKind.VOLUME]),
     )
-    volume = InventoryItem(
-        kind=ResourceKind.VOLUME,
-        id=context.volume,
-        name=context.volume,
-        role="workspace",
-        created_at=created_at,
-    )
-    for part in split_inventory(Inventory(containers=(container,), volumes=(volume,))):
+    for part in split_inventory(inventory):
         await context.tell(EventType.INVENTORY, part)
