@@ -83,6 +83,7 @@ class SandboxSettings:
     idle_ms: int = 1_800_000
     kill_grace_ms: int = 5_000
     supervisor_ready_ms: int = 60_000
+    service_ready_ms: int = 60_000
     exit_ms: int = 10_000
     output_ms: int = 600_000
     push_ms: int = 600_000

@@ -50,6 +50,13 @@ class ProcessEnded:
     exit_code: int | None
     signal: int | None
 
+    @property
+    def in_words(self) -> str:
+        """What comes after the name of who ended."""
+        if self.signal is not None:
+            return f"was ended by signal {self.signal}"
+        return f"ended with exit code {self.exit_code}"
+
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:

@@ -28,11 +28,12 @@ from forge_bridge.services.container import (
     service_spec,
     source,
 )
-from forge_bridge.services.process import ServiceProcess, how_it_ended
+from forge_bridge.services.process import ServiceProcess
 from forge_core.errors import EngineNotFound, EngineRefused, ForgeError, RefusedError
 from forge_core.labels import Owner
 from forge_core.ports import Engine
 from forge_core.read_back import read_back
+from forge_core.redaction import Masker
 from forge_core.resources import ResourceVector
 from forge_core.sandbox_spec import PRELOAD_FILE, Hardening, container_request, image_faults
 from forge_core.services import (
@@ -48,7 +49,6 @@ from forge_core.wire.codes import ServiceName
 
 PROBE_MS: Final = 60_000
 REMOVE_S: Final = 30.0
-LAST_WORDS: Final = 500
 WHOLE: Final = ResourceVector(pids=256, memory_bytes=1 << 30, cpu_millis=2_000)
 """Of this, a service that is tried gets what it would get of an attempt's."""
 
@@ -168,7 +168,7 @@ async def _ask(
     spec = service_spec(
         kind, image, tooling, owner=trial.owner, role=kind.role, share=kind.share(WHOLE)
     )
-    asked = container_request(spec, trial.hardening)
+    asked, password = container_request(spec, trial.hardening), secrets.token_hex(16)
     orders = partial(
         init_frame,
         attempt_id=trial.owner.attempt_id,
@@ -180,13 +180,13 @@ async def _ask(
         idle_ms=PROBE_MS,
         grace_ms=0,
         argv=service_argv(tooling, request),
-        environment=service_environment(image, secrets.token_hex(16)),
+        environment=service_environment(image, password),
         directory="/",
         max_output_bytes=1 << 20,
     )
     try:
         with anyio.move_on_after(PROBE_MS / 1000):
-            return await _run(trial.engine, spec.name, asked, image, orders)
+            return await _run(trial.engine, spec.name, asked, image, orders, Masker((password,)))
         raise _denied(image.reference, f"it did not answer within {PROBE_MS} ms")
     finally:
         with anyio.move_on_after(REMOVE_S, shield=True), suppress(EngineNotFound):
@@ -199,6 +199,7 @@ async def _run(
     asked: Mapping[str, Any],
     image: ServiceImage,
     orders: Callable[[], bytes],
+    masker: Masker,
 ) -> str:
     container = await engine.create_container(name, asked)
     if faults := read_back(asked, await engine.inspect_container(container)):
@@ -206,18 +207,13 @@ async def _run(
     if await engine.has_path(container, PRELOAD_FILE):
         raise _denied(image.reference, f"it has {PRELOAD_FILE}")
     async with engine.attach(container) as stream:
-        process = ServiceProcess(stream, orders)
+        process = ServiceProcess(stream, orders, masker)
         await engine.start_container(container)
         line = await process.first_line()
         if line is None:
-            await process.until_end()
-            raise _denied(image.reference, _why(process))
+            how = process.ended.in_words if process.ended else "said nothing"
+            raise _denied(image.reference, f"it {how}; its last words: {process.last_words}")
         return line
-
-
-def _why(process: ServiceProcess) -> str:
-    how = how_it_ended(process.ended) if process.ended else "said nothing"
-    return f"it {how}; its last words: {' '.join(process.last_words.split())[-LAST_WORDS:]}"
 
 
 def _denied(reference: str, why: str) -> RefusedError:
