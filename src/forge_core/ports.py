@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from forge_core.dockerignore import Ignore
@@ -117,7 +117,40 @@ class Attachment(Protocol):
         """The next piece: (1 = stdout | 2 = stderr, bytes); None at the end."""
 
 
-class Engine(Protocol):
+class ResourceHolder(Protocol):
+    """What holds the resources of dispatches and can give them up: the engine, or the host."""
+
+    async def remove_container(self, container: str) -> None:
+        """Kill if need be and remove, anonymous volumes too; raises EngineNotFound if gone."""
+
+    async def remove_volume(self, name: str) -> None: ...
+    async def remove_network(self, network: str) -> None: ...
+
+    async def network_endpoints(self, network: str) -> Sequence[str]:
+        """The names of what is connected; :meth:`disconnect_network` takes them."""
+
+    async def disconnect_network(self, network: str, container: str) -> None:
+        """Take a container off a network by force, also one that is gone and left its endpoint."""
+
+    async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
+        """Every container (running or not), network and volume that carries all these labels.
+
+        Raises instead of answering with a partial list, or with that of another engine than
+        :meth:`facts` named first: nothing is ever deleted, or believed gone, on the strength of
+        half an answer.
+        """
+
+
+class ProgramRunner(ResourceHolder, Protocol):
+    """Where a program runs that was put there, and how one speaks with it."""
+
+    async def start_container(self, container: str) -> None: ...
+    async def inspect_container(self, container: str) -> Mapping[str, Any]: ...
+    async def wait_container(self, container: str, *, timeout_ms: int) -> ExitStatus: ...
+    def attach(self, container: str) -> AbstractAsyncContextManager[Attachment]: ...
+
+
+class Engine(ProgramRunner, Protocol):
     """The one door to the Docker Engine (sandbox.md, One engine door)."""
 
     async def facts(self) -> EngineFacts: ...
@@ -140,14 +173,6 @@ class Engine(Protocol):
         """
 
     async def create_container(self, name: str, request: Mapping[str, Any]) -> str: ...
-    async def start_container(self, container: str) -> None: ...
-    async def inspect_container(self, container: str) -> Mapping[str, Any]: ...
-    async def wait_container(self, container: str, *, timeout_ms: int) -> ExitStatus: ...
-
-    async def remove_container(self, container: str) -> None:
-        """Kill if need be and remove, anonymous volumes too; raises EngineNotFound if gone."""
-
-    def attach(self, container: str) -> AbstractAsyncContextManager[Attachment]: ...
 
     async def put_archive(
         self, container: str, path: str, archive: AsyncIterable[bytes]
@@ -161,7 +186,6 @@ class Engine(Protocol):
     ) -> str:
         """A new volume, with a quota where one is asked for; EngineRefused if unsupported."""
 
-    async def remove_volume(self, name: str) -> None: ...
     async def create_network(self, name: str, request: Mapping[str, Any]) -> str:
         """A new network; raises EngineSubnetTaken where its subnet is another's."""
 
@@ -172,21 +196,41 @@ class Engine(Protocol):
     ) -> None:
         """Connect a container to one more network, under this IPv4 address and these names."""
 
-    async def remove_network(self, network: str) -> None: ...
 
-    async def network_endpoints(self, network: str) -> Sequence[str]:
-        """The names of what is connected; :meth:`disconnect_network` takes them."""
+@dataclass(frozen=True, slots=True)
+class HostProgram:
+    """What is started on the host, and whose it is.
 
-    async def disconnect_network(self, network: str, container: str) -> None:
-        """Take a container off a network by force, also one that is gone and left its endpoint."""
+    :param environment: all of it; a value may be a secret.
+    :param labels: as those of a container.
+    """
 
-    async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
-        """Every container (running or not), network and volume that carries all these labels.
+    argv: Sequence[str]
+    directory: str
+    environment: Mapping[str, str] = field(repr=False)
+    labels: Mapping[str, str]
 
-        Raises instead of answering with a partial list, or with that of another engine than
-        :meth:`facts` named first: nothing is ever deleted, or believed gone, on the strength of
-        half an answer.
-        """
+
+class HostRuntime(ProgramRunner, Protocol):
+    """Dispatches on the host itself, in the engine's words (B-53).
+
+    A *volume* is a directory that only the service account may enter, and a *container* is a
+    process with everything that it leaves; networks there are none.
+    """
+
+    def environment(self) -> Mapping[str, str]:
+        """What a program may see of the bridge's own environment."""
+
+    def path(self, volume: str) -> str:
+        """Where the directory of a volume is."""
+
+    async def create_volume(self, name: str, labels: Mapping[str, str]) -> str: ...
+
+    async def unpack(self, volume: str, archive: AsyncGenerator[bytes]) -> None:
+        """Unpack a tar of ours; raises DiskUnusable, or what the archive raises."""
+
+    async def create_container(self, name: str, program: HostProgram) -> str:
+        """Start a program, which waits on its standard input; raises RefusedError if it cannot."""
 
 
 class Ledger(Protocol):

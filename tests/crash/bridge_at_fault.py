@@ -129,7 +129,7 @@ def surround(owner: type, method: str, fault: Fault, name: Callable[..., str]) -
 def install(fault: Fault) -> None:
     """Let every effect of the bridge pass through the fault."""
     roles = _Roles()
-    port = {name for name in vars(Engine) if not name.startswith("_")}
+    port = {name for name in dir(Engine) if not name.startswith("_")}
     for method in sorted(port - LOOKS):
         surround(DockerEngine, method, fault, roles.name)
     roles.watch_creates()

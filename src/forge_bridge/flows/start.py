@@ -13,12 +13,11 @@ from forge_bridge.flows.teardown import tear_down
 from forge_bridge.groups import first_error
 from forge_bridge.runner import Runner
 from forge_bridge.sandbox.agent import run_agent
-from forge_bridge.sandbox.image import resolve_image
 from forge_bridge.sandbox.output import OutputCollector
+from forge_bridge.sandbox.place import InContainers
 from forge_bridge.sandbox.prepare import prepare
 from forge_bridge.sandbox.publish import publish
 from forge_bridge.sandbox.stage import StageContext, failure_of
-from forge_bridge.sandbox.workspace import create_workspace
 from forge_core import lease as leases
 from forge_core.admission import Key
 from forge_core.attempt import Phase
@@ -106,7 +105,8 @@ async def _begin(runner: Runner, run: AttemptRun, start: Start, received_ms: int
     runner.admission.transition(run.state.key, ReservationState.STARTING)
     runner.notify()
     resources = runner.admission.reservations[run.state.key].resources
-    context = StageContext(run, start, resources, runner.engine, runner.sandbox)
+    place = InContainers(runner.engine)
+    context = StageContext(run, start, resources, runner.engine, runner.sandbox, place)
     runner.tasks.start_soon(run_attempt, context)
 
 
@@ -149,10 +149,7 @@ async def _stages(context: StageContext) -> None:
     run = context.run
     await run.feed(StageEntered(Stage.PREPARE))
     await prepare(context)
-    await run.feed(StageEntered(Stage.IMAGE))
-    await resolve_image(context)
-    await run.feed(StageEntered(Stage.WORKSPACE))
-    await create_workspace(context)
+    await context.place.build(context)
     collector = OutputCollector(context)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(collector.run)

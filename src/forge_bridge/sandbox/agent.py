@@ -16,12 +16,10 @@ from forge_bridge.groups import first_error
 from forge_bridge.log_stream import LogStream
 from forge_bridge.sandbox.pid_1 import Command, Renewals, is_plausible, orders
 from forge_bridge.sandbox.stage import StageContext, StageFailed
-from forge_bridge.sandbox.workspace import fill_workspace
 from forge_core.attempt_events import AgentEnded, AgentStarted, EndRequested, OutputSeen
 from forge_core.errors import EngineNotFound, EngineTimedOut, EngineUnreachable, ForgeError
 from forge_core.lease import Deadline
 from forge_core.ports import Attachment
-from forge_core.sandbox_spec import WORKSPACE
 from forge_core.supervisor_frames import (
     DEADLINE_EXIT_CODES,
     DeadlinePassed,
@@ -46,7 +44,7 @@ async def run_agent(context: StageContext) -> None:
     :raises StageFailed: the agent failed, or PID 1 was lost.
     """
     conversation = _Conversation(context)
-    async with context.engine.attach(context.agent_container) as stream:
+    async with context.place.programs.attach(context.agent_container) as stream:
         try:
             await conversation.hold(stream)
         except anyio.get_cancelled_exc_class():
@@ -84,7 +82,7 @@ class _Conversation:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._logs.send)
             async with anyio.create_task_group() as preparing:
-                preparing.start_soon(fill_workspace, self._context)
+                preparing.start_soon(self._context.place.fill, self._context)
                 with anyio.move_on_after(ready_ms / 1000):
                     await self._until_ready(stream)
                 if not self._ready:
@@ -142,7 +140,7 @@ class _Conversation:
                     FailureCode.OUT_OF_MEMORY,
                     "the agent was killed; the engine suspects that memory ran out",
                 )
-            raise StageFailed(FailureCode.AGENT_FAILED, _status_text(self._ended))
+            raise StageFailed(FailureCode.AGENT_FAILED, f"the agent {self._ended.in_words}")
         claimed = self._claimed or DEADLINE_EXIT_CODES.get(status_code)
         if claimed is not None and is_plausible(context, claimed):
             await context.run.feed(EndRequested(claimed.failure_code))
@@ -155,8 +153,9 @@ class _Conversation:
         raise self._lost(f"it ended with {status_code} and without the agent's status")
 
     async def _until_ready(self, stream: Attachment) -> None:
-        await self._context.engine.start_container(self._context.agent_container)
-        self._context.pid_1_runs.set()
+        context = self._context
+        await context.place.programs.start_container(context.agent_container)
+        context.pid_1_runs.set()
         while not self._ready:
             piece = await stream.receive()
             if piece is None:
@@ -185,7 +184,7 @@ class _Conversation:
         return Command(
             argv=start.agent.argv,
             environment=self._environment(),
-            directory=WORKSPACE,
+            directory=self._context.place.directory(self._context),
             hard_wall_ms=lease.hard_wall_ms,
             idle_ms=lease.idle_ms,
             max_output_bytes=start.limits.max_output_bytes,
@@ -196,9 +195,7 @@ class _Conversation:
         context, start = self._context, self._context.start
         contract = context.contract
         environment = {
-            "HOME": "/tmp",  # noqa: S108 - inside the container
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
-            "LANG": "C.UTF-8",
+            **context.place.environment(context),
             "FORGE_ATTEMPT_ID": start.attempt_id,
             "FORGE_BRANCH": start.branch,
             **({} if contract is None else contract.environment),
@@ -256,11 +253,11 @@ class _Conversation:
     async def _engine_status(self) -> tuple[int, bool]:
         context = self._context
         try:
-            status = await context.engine.wait_container(
+            status = await context.place.programs.wait_container(
                 context.agent_container, timeout_ms=context.settings.exit_ms
             )
         except EngineTimedOut:
-            inspected = await context.engine.inspect_container(context.agent_container)
+            inspected = await context.place.programs.inspect_container(context.agent_container)
             if not inspected["State"]["Running"]:
                 raise
             raise self._lost("it closed its output and went on") from None
@@ -279,9 +276,3 @@ class _Conversation:
             FailureCode.SUPERVISOR_LOST,
             f"cannot follow PID 1 of attempt {self._context.start.attempt_id}: {why}{said}",
         )
-
-
-def _status_text(ended: ProcessEnded) -> str:
-    if ended.signal is not None:
-        return f"the agent was ended by signal {ended.signal}"
-    return f"the agent ended with exit code {ended.exit_code}"

@@ -13,7 +13,6 @@ from typing import Final
 import anyio
 
 from forge_bridge.sandbox.stage import StageContext, StageFailed
-from forge_bridge.sandbox.workspace import INTERPRETER
 from forge_core.attempt_events import Happened, OutputAccepted
 from forge_core.errors import EngineUnreachable, RefusedError
 from forge_core.output_exchange import (
@@ -24,15 +23,12 @@ from forge_core.output_exchange import (
     parse_helper_reply,
 )
 from forge_core.ports import Attachment, ImportedOutput
-from forge_core.sandbox_spec import WORKSPACE, WORKSPACE_VOLUME, ContainerSpec, VolumeMount
 from forge_core.wire.codes import EventType, FailureCode, WarningCode
 from forge_core.wire.events import Warning_
 
 MAX_COMPLAINT_BYTES: Final = 4_096
 MAX_OUTPUT_FILES: Final = 100_000
 MAX_OUTPUT_BYTES: Final = 1 << 30
-HELPER_MEMORY_BYTES: Final = 512 * 2**20
-HELPER_PIDS: Final = 64
 AUTHOR_NAME: Final = "forge"
 AUTHOR_EMAIL: Final = "forge@localhost"
 STDOUT: Final = 1
@@ -56,11 +52,12 @@ class OutputCollector:
         """
         context = self._context
         owner = context.run.state.owner
-        container = await context.create_container(self._spec())
-        async with context.engine.attach(container) as stream:
+        programs = context.place.programs
+        container = await context.place.create_helper(context)
+        async with programs.attach(container) as stream:
             # Two containers that start at once hold each other up; the agent's goes first.
             await context.pid_1_runs.wait()
-            await context.engine.start_container(container)
+            await programs.start_container(container)
             listing = await context.runner.git.tree_listing(
                 context.start.repository, context.start.input_commit
             )
@@ -70,28 +67,13 @@ class OutputCollector:
                     output = await self._collect(stream, listing)
                 except (StageFailed, RefusedError):
                     # An engine that went away ends a stream just as a helper that failed does.
-                    await context.engine.inspect_container(container)
+                    await programs.inspect_container(container)
                     raise
                 await context.run.feed(OutputAccepted(output))
                 return
         raise _invalid(
             f"cannot take the output of attempt {owner.attempt_id}: the helper was not done "
             f"within {context.settings.output_ms} ms"
-        )
-
-    def _spec(self) -> ContainerSpec:
-        context = self._context
-        return ContainerSpec(
-            owner=context.run.state.owner,
-            role="helper",
-            image=context.settings.tooling_image,
-            argv=(INTERPRETER, "-I", "-S", "-c", context.settings.bundle_source, WORKSPACE),
-            memory_bytes=HELPER_MEMORY_BYTES,
-            cpu_millis=context.resources.cpu_millis,
-            pids=HELPER_PIDS,
-            resolves_localhost=False,
-            tmp_bytes=HELPER_MEMORY_BYTES // 2,
-            mounts=(VolumeMount(context.volume, WORKSPACE_VOLUME, read_only=True),),
         )
 
     async def _collect(self, stream: Attachment, listing: bytes) -> ImportedOutput:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import anyio
 
@@ -22,7 +23,7 @@ from forge_core.errors import (
     ForgeError,
     RefusedError,
 )
-from forge_core.ports import Engine
+from forge_core.ports import Engine, ProgramRunner
 from forge_core.read_back import read_back
 from forge_core.redaction import Masker
 from forge_core.resources import ResourceVector
@@ -58,10 +59,34 @@ def failure_of(error: ForgeError) -> tuple[FailureCode, str]:
             return FailureCode.INTERNAL_ERROR, str(error)
 
 
+class Place(Protocol):
+    """Where the programs of a dispatch run: in containers, or on the host."""
+
+    @property
+    def programs(self) -> ProgramRunner:
+        """Where agent and helper are, once they have been created."""
+
+    def directory(self, context: StageContext) -> str:
+        """Where the agent works, as it sees it."""
+
+    def environment(self, context: StageContext) -> Mapping[str, str]:
+        """What the agent finds before anybody adds to it."""
+
+    async def build(self, context: StageContext) -> None:
+        """Every stage from the secrets to the agent, which is created and has no orders yet."""
+
+    async def fill(self, context: StageContext) -> None:
+        """Complete the workspace, while PID 1 starts."""
+
+    async def create_helper(self, context: StageContext) -> str:
+        """Create what bundles the output; it waits on its standard input."""
+
+
 @dataclass(slots=True)
 class StageContext:
     """One dispatch on its way through the stages.
 
+    :ivar place: where it runs; ``engine`` has nothing of one that runs on the host.
     :ivar contract: what the project asks for, granted; None: it has no contract.
     :ivar inventory: what was created and is there, in that order.
     :ivar blanked: variables of the image that PID 1 must not get.
@@ -73,6 +98,7 @@ class StageContext:
     resources: ResourceVector
     engine: Engine
     settings: SandboxSettings
+    place: Place
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     contract: Contract | None = None
     image: str = ""
@@ -132,12 +158,23 @@ class StageContext:
 
     async def create_volume(self, role: str) -> str:
         """A named volume of this dispatch."""
-        owner = self.run.state.owner
-        name = owner.name(role)
-        await self.run.feed(ResourceIntended(ResourceKind.VOLUME, name, role))
-        volume = await self.engine.create_volume(name, owner.labels(role))
-        await self._have(ResourceKind.VOLUME, volume, name, role)
-        return volume
+        labels = self.run.state.owner.labels(role)
+        return await self.create(
+            ResourceKind.VOLUME, role, lambda name: self.engine.create_volume(name, labels)
+        )
+
+    async def create(
+        self, kind: ResourceKind, role: str, make: Callable[[str], Awaitable[str]]
+    ) -> str:
+        """Intent, effect, fact.
+
+        :param make: takes the name and returns the id.
+        """
+        name = self.run.state.owner.name(role)
+        await self.run.feed(ResourceIntended(kind, name, role))
+        identity = await make(name)
+        await self._have(kind, identity, name, role)
+        return identity
 
     async def _have(self, kind: ResourceKind, identity: str, name: str, role: str) -> None:
         await self.run.feed(ResourceCreated(kind, identity, name, role))

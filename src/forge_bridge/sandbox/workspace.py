@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from forge_bridge.images.tooling import PID_1_ENVIRONMENT
 from forge_bridge.sandbox.stage import StageContext
 from forge_core.resources import ResourceVector
@@ -17,15 +19,18 @@ from forge_core.wire.codes import EventType, ResourceKind
 from forge_core.wire.events import Inventory
 from forge_core.wire.limits import split_inventory
 
-INTERPRETER = "/usr/bin/python3"
+INTERPRETER: Final = "/usr/bin/python3"
 """Part of the tooling image's contract (docs/reference/tooling-image.md)."""
+
+HELPER_MEMORY_BYTES: Final = 512 * 2**20
+HELPER_PIDS: Final = 64
 
 
 async def create_workspace(context: StageContext) -> None:
     """Create the volume and the agent's container around it; nothing runs yet."""
     context.volume = await context.create_volume("workspace")
     context.agent_container = await context.create_container(agent_spec(context, context.volume))
-    await _tell_inventory(context)
+    await tell_inventory(context)
 
 
 async def fill_workspace(context: StageContext) -> None:
@@ -68,8 +73,24 @@ def agent_spec(context: StageContext, volume: str) -> ContainerSpec:
     )
 
 
-async def _tell_inventory(context: StageContext) -> None:
-    """All that the engine holds for the attempt, now that the agent can start."""
+def helper_spec(context: StageContext) -> ContainerSpec:
+    """The output's helper: the agent's hardening, no secrets, the workspace read-only."""
+    return ContainerSpec(
+        owner=context.run.state.owner,
+        role="helper",
+        image=context.settings.tooling_image,
+        argv=(INTERPRETER, "-I", "-S", "-c", context.settings.bundle_source, WORKSPACE),
+        memory_bytes=HELPER_MEMORY_BYTES,
+        cpu_millis=context.resources.cpu_millis,
+        pids=HELPER_PIDS,
+        resolves_localhost=False,
+        tmp_bytes=HELPER_MEMORY_BYTES // 2,
+        mounts=(VolumeMount(context.volume, WORKSPACE_VOLUME, read_only=True),),
+    )
+
+
+async def tell_inventory(context: StageContext) -> None:
+    """All that is held for the attempt, now that the agent can start."""
     of_kind = {kind: [i for i in context.inventory if i.kind is kind] for kind in ResourceKind}
     inventory = Inventory(
         containers=tuple(of_kind[ResourceKind.CONTAINER]),
