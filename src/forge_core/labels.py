@@ -50,6 +50,11 @@ class Owner:
     project_id: str
     trust_domain_id: str
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """The attempt id and its fence."""
+        return self.attempt_id, self.fence
+
     def labels(self, role: str) -> dict[str, str]:
         """Exactly the labels of sandbox.md."""
         return {

@@ -10,6 +10,7 @@ from typing import Protocol
 import anyio
 
 from forge_bridge.attempt_run import AttemptRun
+from forge_bridge.egress.networks import AgentNetwork, make_network, require_as_asked
 from forge_bridge.images.tooling import ToolingTree
 from forge_bridge.runner import Runner, SandboxSettings
 from forge_core.attempt_events import Happened, ResourceCreated, ResourceIntended, StageEntered
@@ -23,6 +24,8 @@ from forge_core.errors import (
     ForgeError,
     RefusedError,
 )
+from forge_core.labels import Owner
+from forge_core.network_spec import NetworkSpec
 from forge_core.ports import Engine, ProgramRunner
 from forge_core.read_back import read_back
 from forge_core.redaction import Masker
@@ -91,6 +94,7 @@ class StageContext:
     :ivar inventory: what was created and is there, in that order.
     :ivar blanked: variables of the image that PID 1 must not get.
     :ivar tooling: what PID 1 runs from; None: from the image, which is the tooling image.
+    :ivar network: what agent and services are in; None: no network at all.
     """
 
     run: AttemptRun
@@ -104,6 +108,7 @@ class StageContext:
     image: str = ""
     blanked: tuple[str, ...] = ()
     tooling: ToolingTree | None = None
+    network: AgentNetwork | None = None
     inventory: list[InventoryItem] = field(default_factory=list)
     volume: str = ""
     agent_container: str = ""
@@ -113,6 +118,11 @@ class StageContext:
     def runner(self) -> Runner:
         """The bridge that runs it."""
         return self.run.runner
+
+    @property
+    def owner(self) -> Owner:
+        """Whose everything is."""
+        return self.run.state.owner
 
     def forget_secrets(self) -> None:
         """Nothing runs any more: from here on no object of ours holds a secret.
@@ -155,6 +165,22 @@ class StageContext:
         with suppress(EngineNotFound):
             await self.engine.remove_container(container)
         self.inventory = [item for item in self.inventory if item.id != container]
+
+    async def create_network(self, role: str, *, is_internal: bool) -> NetworkSpec:
+        """A network of this dispatch, in a subnet that nobody else has.
+
+        :raises RefusedError: code ``capacity_networks``: there is none.
+        :raises EngineRefused: the engine made it otherwise than asked.
+        """
+        owner, pool = self.owner, self.runner.admission.subnets
+        name = owner.name(role)
+        await self.run.feed(ResourceIntended(ResourceKind.NETWORK, name, role))
+        network, spec = await make_network(
+            self.engine, pool, owner, role, is_internal=is_internal
+        )
+        await self._have(ResourceKind.NETWORK, network, name, role)
+        await require_as_asked(self.engine, network, spec)
+        return spec
 
     async def create_volume(self, role: str) -> str:
         """A named volume of this dispatch."""
