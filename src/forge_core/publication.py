@@ -18,6 +18,9 @@ from forge_core.errors import RefusedError, RetryableError
 from forge_core.redaction import Masker
 from forge_core.wire.codes import PublicationOutcome
 
+PUBLISHED: Final = frozenset({PublicationOutcome.PUSHED, PublicationOutcome.ALREADY_PUBLISHED})
+"""The outcomes that leave the result commit on its branch."""
+
 MAX_URL: Final = 2_048
 MAX_CREDENTIAL: Final = 16_384
 DEFAULT_PORTS: Final = {"https": 443, "http": 80}

@@ -15,6 +15,7 @@ from forge_core.wire.codes import Policy, PublicationMode
 from forge_core.wire.from_hub import (
     Agent,
     Branch,
+    EnvironmentName,
     HostFallback,
     LeaseGrant,
     Limits,
@@ -25,14 +26,23 @@ from forge_core.wire.from_hub import (
     Start,
 )
 from forge_core.wire.shapes import Service
+from forge_hub.grants import Handles
 
 LeaseTtlMs = Annotated[int, Field(strict=True, ge=1_000, le=3_600_000)]
+
+
+class PublicationRequest(WireModel):
+    """How the result is to leave the runner; the credential comes as a grant (B-61)."""
+
+    mode: PublicationMode = PublicationMode.SHARED_FILESYSTEM
 
 
 class AttemptInput(WireModel):
     """Immutable: each dispatch of an attempt sends exactly this (protocol.md, Attempts and fences).
 
     ``agent.env`` is kept in the database as it is; secrets travel as grants instead.
+
+    :ivar secrets: names of secrets of the project, which become variables of the agent.
     """
 
     project_id: Id
@@ -54,7 +64,8 @@ class AttemptInput(WireModel):
     lease_ttl_ms: LeaseTtlMs = 60_000
     network: Network = Network()
     services: Annotated[tuple[Service, ...], Field(max_length=16)] = ()
-    publication_mode: PublicationMode = PublicationMode.SHARED_FILESYSTEM
+    secrets: Annotated[tuple[EnvironmentName, ...], Field(max_length=256)] = ()
+    publication: PublicationRequest = PublicationRequest()
     host_fallback: HostFallback | None = None
 
     @property
@@ -63,8 +74,13 @@ class AttemptInput(WireModel):
         return Requirements(
             network_policy=self.network.policy,
             services=self.services,
-            publication_mode=self.publication_mode,
+            publication_mode=self.publication.mode,
         )
+
+    @property
+    def publishes(self) -> bool:
+        """Whether a runner is to push the result."""
+        return self.publication.mode is PublicationMode.BRIDGE_PUSH
 
     def wanted(self, pinned_runner_id: str | None, *, now: str) -> Wanted:
         """The question for placement; a host fallback that has expired counts as none (B-53)."""
@@ -100,7 +116,7 @@ class AttemptInput(WireModel):
             requirements=self.requirements,
         )
 
-    def start(self, to: Addressee, *, key: str) -> Start:
+    def start(self, to: Addressee, *, key: str, handles: Handles) -> Start:
         """Go; ``key`` is the lease key in base64."""
         return Start(
             attempt_id=to.attempt_id,
@@ -119,7 +135,8 @@ class AttemptInput(WireModel):
             limits=self.limits,
             network=self.network,
             services=self.services,
-            publication=Publication(mode=self.publication_mode),
+            secret_grants=() if handles.secrets is None else (handles.secrets,),
+            publication=Publication(mode=self.publication.mode, handle=handles.publication),
         )
 
 

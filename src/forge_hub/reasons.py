@@ -28,6 +28,11 @@ class Reason(StrEnum):
     REPORT_CONFLICT = "report_conflict"
     OUTCOME_CHANGED = "outcome_changed"
     GRANT_UNKNOWN = "grant_unknown"
+    GRANT_SPENT = "grant_spent"
+    NOT_RUNNING = "not_running"
+    PUBLICATION_MISMATCH = "publication_mismatch"
+    SECRET_UNAVAILABLE = "secret_unavailable"  # noqa: S105 - a code, not a secret
+    CREDENTIAL_UNAVAILABLE = "credential_unavailable"
 
 
 _NOT_ITS_OWN: Final = {
@@ -37,6 +42,14 @@ _NOT_ITS_OWN: Final = {
     Reason.INSTANCE_MISMATCH,
 }
 """What may be wrong with any report about a dispatch (B-83)."""
+
+_NOT_REDEEMED: Final = {
+    Reason.GRANT_UNKNOWN,
+    Reason.GRANT_SPENT,
+    Reason.INSTANCE_MISMATCH,
+    Reason.STALE_FENCE,
+    Reason.NOT_RUNNING,
+}
 
 REASONS: Final[Mapping[str, frozenset[Reason]]] = {
     name: frozenset({Reason.MALFORMED, *more})
@@ -64,11 +77,20 @@ REASONS: Final[Mapping[str, frozenset[Reason]]] = {
         },
         "SubmitDispatchResult": {*_NOT_ITS_OWN, Reason.STALE_FENCE, Reason.OUTCOME_CHANGED},
         "SubmitCleanupReport": {*_NOT_ITS_OWN, Reason.REPORTER_MISMATCH, Reason.REPORT_CONFLICT},
-        "SubmitPublication": {*_NOT_ITS_OWN, Reason.STALE_FENCE},
+        "SubmitPublication": {
+            *_NOT_ITS_OWN,
+            Reason.STALE_FENCE,
+            Reason.PUBLICATION_MISMATCH,
+            Reason.OUTCOME_CHANGED,
+        },
         "SubmitReapOutcome": {Reason.UNKNOWN_REQUEST, Reason.INSTANCE_MISMATCH},
         "SubmitLegacyResult": {Reason.UNKNOWN_DISPATCH},
-        "RedeemSecretGrant": {Reason.GRANT_UNKNOWN},
-        "RedeemPublishGrant": {Reason.GRANT_UNKNOWN},
+        "RedeemSecretGrant": {*_NOT_REDEEMED, Reason.SECRET_UNAVAILABLE},
+        "RedeemPublishGrant": {
+            *_NOT_REDEEMED,
+            Reason.PUBLICATION_MISMATCH,
+            Reason.CREDENTIAL_UNAVAILABLE,
+        },
     }.items()
 }
 """By hub method; the tests hold every answer of the hub against it."""

@@ -17,7 +17,7 @@ from forge_core.ports import Clock
 from forge_edges.clock import SystemClock
 from forge_hub.api import api_app
 from forge_hub.connections import Connections
-from forge_hub.dispatch import dispatcher
+from forge_hub.dispatch import dispatcher, remotes
 from forge_hub.dispatch.board import Board, Timing
 from forge_hub.dispatch.leases import Leases
 from forge_hub.dispatch.offers import Offers
@@ -26,6 +26,12 @@ from forge_hub.principals import ApiPrincipal, RunnerPrincipal
 from forge_hub.runner_hub import attach
 from forge_hub.settings import HubSettings, require_safe
 from forge_hub.signalr import UVICORN_SETTINGS, HubOptions, SignalRHub, expose_transport
+from forge_hub.sources import (
+    CredentialSource,
+    DirectoryCredentials,
+    DirectorySecrets,
+    SecretSource,
+)
 from forge_hub.store.database import Database, open_database
 from forge_hub.tokens import Tokens
 
@@ -51,10 +57,17 @@ class RunningHub:
 
 @asynccontextmanager
 async def running_hub(
-    settings: HubSettings, *, clock: Clock | None = None, options: HubOptions | None = None
+    settings: HubSettings,
+    *,
+    clock: Clock | None = None,
+    options: HubOptions | None = None,
+    secrets: SecretSource | None = None,
+    credentials: CredentialSource | None = None,
 ) -> AsyncIterator[RunningHub]:
     """Serve in this event loop while the context is open; leaves no task and no socket.
 
+    :param secrets: in place of the directory that the settings name.
+    :param credentials: likewise, of publish credentials.
     :raises RefusedError: the settings cannot be used.
     :raises RetryableError: the port is taken, or the database cannot be reached.
     """
@@ -62,8 +75,9 @@ async def running_hub(
     tokens = _tokens(settings)
     await tokens.load()
     async with open_database(settings.database_url.get_secret_value()) as database:
-        board = _board(settings, database, clock or SystemClock())
+        board = _board(settings, database, clock or SystemClock(), secrets, credentials)
         await dispatcher.restore(board)
+        await remotes.restore(board)
         endpoint = _endpoint(board, tokens, settings, options)
         app = api_app(board, tokens)
         app.router.routes.extend(endpoint.routes())
@@ -75,6 +89,7 @@ async def running_hub(
                 await server.answering.wait()
                 async with endpoint.running(), anyio.create_task_group() as dispatching:
                     dispatching.start_soon(dispatcher.run, board)
+                    dispatching.start_soon(remotes.run, board)
                     yield RunningHub(_url(settings.host, listener), board)
                     dispatching.cancel_scope.cancel()
             finally:
@@ -82,11 +97,22 @@ async def running_hub(
                 server.should_exit = True
 
 
-def _board(settings: HubSettings, database: Database, clock: Clock) -> Board:
+def _board(
+    settings: HubSettings,
+    database: Database,
+    clock: Clock,
+    secrets: SecretSource | None,
+    credentials: CredentialSource | None,
+) -> Board:
+    if secrets is None and settings.secrets_directory is not None:
+        secrets = DirectorySecrets(settings.secrets_directory)
+    if credentials is None and settings.credentials_directory is not None:
+        credentials = DirectoryCredentials(settings.credentials_directory)
     timing = Timing(
         heartbeat_interval_ms=settings.heartbeat_interval_ms,
         offer_ttl_ms=settings.offer_ttl_ms,
         kill_grace_ms=settings.kill_grace_ms,
+        publish_ttl_ms=settings.publish_ttl_ms,
     )
     return Board(
         database=database,
@@ -96,6 +122,8 @@ def _board(settings: HubSettings, database: Database, clock: Clock) -> Board:
         timing=timing,
         offers=Offers(decline_backoff_ms=settings.decline_backoff_ms),
         leases=Leases(),
+        secrets=secrets,
+        credentials=credentials,
     )
 
 

@@ -24,6 +24,11 @@ class HubSettings(BaseSettings):
         changes.
     :param heartbeat_interval_ms: what runners are told to keep.
     :param offer_ttl_ms: how long a runner may take to answer an offer.
+    :param secrets_directory: where secrets are, as `<project>/<NAME>`; none: no session has any.
+    :param credentials_directory: where publish credentials are, as `<project>/<repository>.json`;
+        none: no session is published.
+    :param publish_ttl_ms: how long a publish credential may be used once it was given out, and how
+        long an unseen push is waited for.
     :param decline_backoff_ms: how long a runner that declined is not asked about the same attempt.
     :param kill_grace_ms: how long a runner may take to end an attempt whose lease is over; nothing
         is dispatched again before the last renewal + 2 ttl + this.
@@ -42,6 +47,9 @@ class HubSettings(BaseSettings):
     heartbeat_interval_ms: Annotated[int, Field(ge=100, le=600_000)] = 15_000
     offer_ttl_ms: Annotated[int, Field(ge=1_000, le=600_000)] = 30_000
     kill_grace_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 30_000
+    secrets_directory: Path | None = None
+    credentials_directory: Path | None = None
+    publish_ttl_ms: Annotated[int, Field(ge=1_000, le=3_600_000)] = 300_000
     decline_backoff_ms: Annotated[int, Field(ge=0, le=3_600_000)] = 15_000
 
     @property

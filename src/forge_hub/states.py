@@ -3,20 +3,23 @@
 ::
 
     session    queued ─▶ offered ─▶ running ─▶ succeeded | failed | expired | cancelled
-                  ▲         │          │ │
+                  ▲         │          │ │ └▶ settling ─▶ likewise
                   └─────────┴──────────┘ └▶ cancelling ─▶ cancelled (or how it ended before)
                    declined,  retry after
                    expired    lost or silent
 
     dispatch   offered ─▶ running ─▶ cancelling ─▶ ended
                   └──────────┴─────────────────────▲
+
+A session is *settling* while nobody knows whether its result was published.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from forge_core.wire.codes import FailureCode, Outcome
+from forge_core.publication import PUBLISHED
+from forge_core.wire.codes import FailureCode, Outcome, PublicationOutcome
 
 
 class SessionState(StrEnum):
@@ -26,6 +29,7 @@ class SessionState(StrEnum):
     OFFERED = "offered"
     RUNNING = "running"
     CANCELLING = "cancelling"
+    SETTLING = "settling"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -38,7 +42,13 @@ class SessionState(StrEnum):
 
 
 LIVE_SESSIONS = frozenset(
-    {SessionState.QUEUED, SessionState.OFFERED, SessionState.RUNNING, SessionState.CANCELLING}
+    {
+        SessionState.QUEUED,
+        SessionState.OFFERED,
+        SessionState.RUNNING,
+        SessionState.CANCELLING,
+        SessionState.SETTLING,
+    }
 )
 
 
@@ -62,6 +72,13 @@ class EndReason(StrEnum):
     SILENT = "silent"
 
 
+class PublicationSource(StrEnum):
+    """Whose word it is."""
+
+    RUNNER = "runner"
+    HUB = "hub"
+
+
 RETRYABLE_FAILURES = frozenset(
     {
         FailureCode.LEASE_EXPIRED,
@@ -74,9 +91,29 @@ RETRYABLE_FAILURES = frozenset(
 
 
 def settle(
-    outcome: Outcome, failure: FailureCode | None, *, retries_left: int, cancelled: bool
-) -> SessionState:
-    """The state of a session whose current dispatch ended like this."""
+    outcome: Outcome,
+    failure: FailureCode | None,
+    *,
+    retries_left: int,
+    cancelled: bool,
+    publication: PublicationOutcome | None = None,
+    is_owed: bool = False,
+) -> tuple[SessionState, FailureCode | None]:
+    """The state of a session whose current dispatch ended like this, and why it failed.
+
+    What was published is done, whatever happened to the runner after that; it is never dispatched
+    again, and neither is what somebody else was faster with.  A success that owes a publication
+    is none.
+    """
+    if outcome is not Outcome.CANCELLED:
+        if publication in PUBLISHED:
+            return SessionState.SUCCEEDED, None
+        if publication is PublicationOutcome.STALE_REMOTE:
+            return SessionState.FAILED, FailureCode.PUBLICATION_STALE
+        if publication is PublicationOutcome.UNKNOWN and not cancelled:
+            return SessionState.SETTLING, failure
+    if outcome is Outcome.SUCCEEDED and is_owed:
+        return SessionState.FAILED, FailureCode.PUBLICATION_DENIED
     if retries_left > 0 and not cancelled and failure in RETRYABLE_FAILURES:
-        return SessionState.QUEUED
-    return SessionState(outcome.value)
+        return SessionState.QUEUED, failure
+    return SessionState(outcome.value), failure

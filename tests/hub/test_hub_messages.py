@@ -35,20 +35,9 @@ async def test_what_comes_twice_is_kept_once(database_url: str) -> None:
             assert await bridge.event(start, "e1", "agent.started", sequence=1) == answer
             assert await bridge.result(start) == answer
             assert await bridge.cleanup_report(start) == answer
-            publication = {
-                "attemptId": start["attemptId"],
-                "fence": start["fence"],
-                "resourceRunnerInstanceId": "i1",
-                "branch": "main",
-                "resultCommit": "b" * 40,
-                "outcome": "pushed",
-            }
-            assert await bridge.call("SubmitPublication", publication) == answer
         shown = (await stage.api.get(f"/api/v1/sessions/{session_id}/diagnostics")).json()
         assert len(shown["timeline"]) == 1
         assert len(shown["cleanupReports"]) == 1
-        dispatch = shown["session"]["attempts"][0]["dispatches"][0]
-        assert [p["outcome"] for p in dispatch["publications"]] == ["pushed"]
 
 
 async def test_events_out_of_order_are_kept_and_conflicts_refused(database_url: str) -> None:

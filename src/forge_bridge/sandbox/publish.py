@@ -24,6 +24,7 @@ from forge_bridge.sandbox.stage import StageContext, StageFailed
 from forge_core.attempt_events import Published, PushIntended, StageEntered
 from forge_core.errors import DiskUnusable, ForgeError
 from forge_core.publication import (
+    PUBLISHED,
     Credential,
     Pushed,
     Remote,
@@ -45,7 +46,6 @@ from forge_core.wire.from_bridge import PublishGrantAck, RedeemPublishGrant
 
 LOOKS: Final = 3
 LOOK_AGAIN_MS: Final = 1_000
-DONE: Final = frozenset({PublicationOutcome.PUSHED, PublicationOutcome.ALREADY_PUBLISHED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class _Publication:
 
     def _judge(self) -> None:
         where = f"branch {self._branch} of {self._grant.remote.url}"
-        if self._outcome in DONE:
+        if self._outcome in PUBLISHED:
             return
         if self._outcome is PublicationOutcome.STALE_REMOTE:
             raise StageFailed(

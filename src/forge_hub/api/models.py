@@ -22,7 +22,8 @@ from forge_core.wire.codes import (
 from forge_core.wire.from_hub import Argv, DurationMs, Environment
 from forge_core.wire.shapes import Capabilities, DiskState, RemovedResource, RunnerSettings, Timings
 from forge_hub.attempt_input import AttemptInput
-from forge_hub.states import DispatchState, EndReason, SessionState
+from forge_hub.grants import GrantKind
+from forge_hub.states import DispatchState, EndReason, PublicationSource, SessionState
 
 _STRICT = ConfigDict({**WIRE_CONFIG, "extra": "forbid"})
 
@@ -73,12 +74,29 @@ class ResultView(WireModel):
 
 
 class PublicationView(WireModel):
-    """What came of a push."""
+    """What came of a push, and whose word that is: the runner's, or the hub's own look."""
 
     outcome: PublicationOutcome
     branch: str
     result_commit: str
+    source: PublicationSource
     received_at: str
+
+
+class GrantView(WireModel):
+    """A handle that was given out, and whether it was redeemed; never what it stands for (B-60).
+
+    :ivar result_commit: what a publish grant was redeemed for.
+    """
+
+    kind: GrantKind
+    attempt_id: Id
+    fence: Fence
+    names: tuple[str, ...]
+    branch: str | None = None
+    result_commit: str | None = None
+    created_at: str
+    redeemed_at: str | None = None
 
 
 class DispatchView(WireModel):
@@ -100,6 +118,7 @@ class DispatchView(WireModel):
     ended_at: str | None = None
     cleanup: CleanupState | None = None
     result: ResultView | None = None
+    publication: PublicationOutcome | None = None
     publications: tuple[PublicationView, ...] = ()
 
 
@@ -127,6 +146,7 @@ class SessionView(SessionSummary):
     """A session with everything that decides about it.
 
     :ivar result: of the dispatch that settled the session, or the latest one.
+    :ivar publication: the last word about the latest push (B-64).
     :ivar cleanup: pending while anything may be left on a runner, also after the end (B-85);
         null: nothing was ever started.
     :ivar refusals: why no runner takes it now, or why the others were not asked.
@@ -139,6 +159,7 @@ class SessionView(SessionSummary):
     refusals: tuple[RefusalView, ...]
     attempts: tuple[AttemptView, ...]
     result: ResultView | None = None
+    publication: PublicationView | None = None
     cleanup: CleanupState | None = None
 
 
@@ -182,6 +203,7 @@ class Diagnostics(WireModel):
     timeline: tuple[EventView, ...]
     timeline_truncated: bool
     inventory: dict[str, list[dict[str, Any]]]
+    grants: tuple[GrantView, ...]
     cleanup_reports: tuple[CleanupReportView, ...]
     cleanup_pending: bool
     log_tail: str

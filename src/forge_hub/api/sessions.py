@@ -19,13 +19,16 @@ from forge_hub.api.models import (
     CancelRequest,
     CleanupReportView,
     Diagnostics,
+    GrantView,
     NewSession,
     SessionSummary,
     SessionView,
 )
 from forge_hub.attempt_input import Addressee, AttemptInput
+from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.endings import cancel
-from forge_hub.store import evidence, sessions
+from forge_hub.grants import Handles, new_handle
+from forge_hub.store import evidence, grants, sessions
 
 MAX_TIMELINE: Final = 2_000
 MAX_REPORTS: Final = 50
@@ -40,6 +43,7 @@ async def create_session(board: AuthorizedBoard, wanted: NewSession) -> SessionV
     )
     session_id, attempt_id = board.clock.new_id(), board.clock.new_id()
     _require_start_fits(given, session_id, attempt_id)
+    await _require_sources(board, given)
     now = board.clock.utc()
     await board.database.write(
         lambda connection: sessions.create(
@@ -77,12 +81,14 @@ async def read_diagnostics(board: AuthorizedBoard, session_id: str) -> Diagnosti
 
     def read(
         connection: Connection,
-    ) -> tuple[SessionView, Sequence[CleanupReportView], Sequence[RowMapping]]:
+    ) -> tuple[SessionView, Sequence[CleanupReportView], Sequence[RowMapping], list[GrantView]]:
         view, reports = views.session_view(connection, _find(connection, session_id))
         events = evidence.events_of(connection, session_id, limit=MAX_TIMELINE + 1)
-        return view, reports, events
+        keys = [(d.attempt_id, d.fence) for a in view.attempts for d in a.dispatches]
+        given_out = map(views.grant_view, grants.of_dispatches(connection, keys))
+        return view, reports, events, list(given_out)
 
-    view, reports, events = await board.database.read(read)
+    view, reports, events, given_out = await board.database.read(read)
     tail, dropped_bytes = board.feed.log_tail(session_id)
     return Diagnostics(
         session=view,
@@ -90,6 +96,7 @@ async def read_diagnostics(board: AuthorizedBoard, session_id: str) -> Diagnosti
         timeline_truncated=len(events) > MAX_TIMELINE,
         inventory=views.inventory_of(events),
         cleanup_reports=tuple(reports[-MAX_REPORTS:]),
+        grants=tuple(given_out),
         cleanup_pending=view.cleanup is CleanupState.PENDING,
         log_tail="".join(item.data["payload"]["text"] for item in tail),
         log_dropped_bytes=dropped_bytes,
@@ -143,6 +150,28 @@ def _find(connection: Connection, session_id: str) -> RowMapping:
     return row
 
 
+async def _require_sources(board: Board, given: AttemptInput) -> None:
+    """What a runner will ask for can be had now; what it gets is read when it asks."""
+    if given.secrets:
+        if board.secrets is None:
+            raise RefusedError(
+                "cannot dispatch this session with secrets: the hub has no source of them; set"
+                " FORGE_HUB_SECRETS_DIRECTORY",
+                code="no_secret_source",
+                field="secrets",
+            )
+        await board.secrets.secrets(given.project_id, given.secrets)
+    if given.publishes:
+        if board.credentials is None:
+            raise RefusedError(
+                "cannot dispatch this session with bridge_push: the hub has no publish"
+                " credentials; set FORGE_HUB_CREDENTIALS_DIRECTORY",
+                code="no_credential_source",
+                field="publication",
+            )
+        await board.credentials.credential(given.project_id, given.repository)
+
+
 def _require_start_fits(given: AttemptInput, session_id: str, attempt_id: str) -> None:
     """A bridge reads no message over its inbound bound (protocol.md, Size)."""
     longest_id = "x" * 128
@@ -154,7 +183,9 @@ def _require_start_fits(given: AttemptInput, session_id: str, attempt_id: str) -
         runner_id=longest_id,
         instance_id=longest_id,
     )
-    size = measured_size_bytes(given.start(to, key="A" * 43 + "=").to_wire())
+    handles = Handles(new_handle(), new_handle())
+    start = given.start(to, key="A" * 43 + "=", handles=handles)
+    size = measured_size_bytes(start.to_wire())
     if size > MAX_INBOUND_BYTES:
         raise RefusedError(
             f"cannot dispatch this session: its start message has {size} bytes,"

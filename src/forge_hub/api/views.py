@@ -13,6 +13,7 @@ from forge_hub.api.models import (
     CleanupReportView,
     DispatchView,
     EventView,
+    GrantView,
     PublicationView,
     ResultView,
     RunnerView,
@@ -73,6 +74,9 @@ def session_view(
             "runner_id": row["pinned_runner_id"],
             "attempts": attempts,
             "result": next((d.result for d in reversed(shown) if d.result), None),
+            "publication": next(
+                (d.publications[-1] for d in reversed(shown) if d.publications), None
+            ),
             "cleanup": _cleanup_of_session(shown),
         }
     )
@@ -109,6 +113,11 @@ def join_parts(rows: Sequence[RowMapping]) -> list[CleanupReportView]:
 def event_view(row: RowMapping) -> EventView:
     """An event's row."""
     return EventView.model_validate(dict(row))
+
+
+def grant_view(row: RowMapping) -> GrantView:
+    """A grant's row."""
+    return GrantView.model_validate(dict(row))
 
 
 def inventory_of(rows: Iterable[RowMapping]) -> dict[str, list[dict[str, Any]]]:

@@ -9,8 +9,10 @@ import anyio
 from forge_core.ports import Clock
 from forge_hub.connections import Connections
 from forge_hub.dispatch.leases import Key, Leases
+from forge_hub.dispatch.looks import Looks
 from forge_hub.dispatch.offers import Offers
 from forge_hub.feed import Change, Feed
+from forge_hub.sources import CredentialSource, SecretSource
 from forge_hub.store.database import Database
 
 
@@ -20,11 +22,13 @@ class Timing:
 
     :param heartbeat_interval_ms: how often runners were asked to heartbeat.
     :param kill_grace_ms: how long a runner may take to end an attempt whose lease is over.
+    :param publish_ttl_ms: how long a publish credential may be used, and a push still arrive.
     """
 
     heartbeat_interval_ms: int = 15_000
     offer_ttl_ms: int = 30_000
     kill_grace_ms: int = 30_000
+    publish_ttl_ms: int = 300_000
 
 
 class Alarm:
@@ -54,6 +58,9 @@ class Board:
     timing: Timing
     offers: Offers
     leases: Leases
+    secrets: SecretSource | None = None
+    credentials: CredentialSource | None = None
+    looks: Looks = field(default_factory=Looks)
     alarm: Alarm = field(default_factory=Alarm)
 
     def changed(self, session_id: str) -> None:

@@ -13,23 +13,24 @@ from forge_core.wire.lease_mac import KEY_BYTES
 from forge_hub.attempt_input import Addressee, AttemptInput
 from forge_hub.connections import LiveRunner
 from forge_hub.dispatch.board import Board
+from forge_hub.grants import Handles, new_handle
 from forge_hub.reasons import Reason
 from forge_hub.states import DispatchState, EndReason, SessionState
-from forge_hub.store import dispatches, runners, sessions
+from forge_hub.store import dispatches, grants, runners, sessions
 
 
 async def decide(board: Board, runner: LiveRunner, message: SubmitOfferDecision) -> Ack:
     """Start what was accepted; queue again what was declined.  A repeated answer is harmless."""
-    now = board.clock.utc()
+    now, fresh = board.clock.utc(), (new_handle(), new_handle())
     decided = await board.database.write(
-        lambda connection: _keep_decision(connection, runner, message, now)
+        lambda connection: _keep_decision(connection, runner, message, fresh, now)
     )
     if isinstance(decided, Ack):
         return decided
     row, given = decided
     to = Addressee.of(row)
     if isinstance(given, AttemptInput):
-        _start(board, runner, to, given)
+        _start(board, runner, to, given, _handles(given, fresh))
     elif given is not None:
         board.forget((to.attempt_id, to.fence))
         board.offers.decline(to, given, board.clock.now_ms())
@@ -40,7 +41,11 @@ async def decide(board: Board, runner: LiveRunner, message: SubmitOfferDecision)
 
 
 def _keep_decision(
-    connection: Connection, runner: LiveRunner, message: SubmitOfferDecision, now: str
+    connection: Connection,
+    runner: LiveRunner,
+    message: SubmitOfferDecision,
+    fresh: tuple[str, str],
+    now: str,
 ) -> Ack | tuple[RowMapping, AttemptInput | RejectionCode | None]:
     """The refusal of the answer; or its dispatch, and what to start or why it was declined.
 
@@ -63,7 +68,17 @@ def _keep_decision(
     sessions.move(
         connection, row["session_id"], from_=SessionState.OFFERED, to=SessionState.RUNNING
     )
-    return row, sessions.input_of(connection, message.attempt_id)
+    given = sessions.input_of(connection, message.attempt_id)
+    grants.add(connection, Addressee.of(row), given, _handles(given, fresh), now=now)
+    return row, given
+
+
+def _handles(given: AttemptInput, fresh: tuple[str, str]) -> Handles:
+    """Of these handles, the ones that the attempt has a use for."""
+    return Handles(
+        fresh[0] if given.secrets else None,
+        fresh[1] if given.publishes else None,
+    )
 
 
 def _mismatch(
@@ -85,12 +100,14 @@ def _mismatch(
     return None
 
 
-def _start(board: Board, runner: LiveRunner, to: Addressee, given: AttemptInput) -> None:
+def _start(
+    board: Board, runner: LiveRunner, to: Addressee, given: AttemptInput, handles: Handles
+) -> None:
     """The dispatch is recorded as running; now there is a key, and the runner may know it."""
     key = (to.attempt_id, to.fence)
     board.offers.remove(*key)
     packet = board.leases.grant(
-        to, given, key=secrets.token_bytes(KEY_BYTES), now_ms=board.clock.now_ms()
+        to, given, handles, key=secrets.token_bytes(KEY_BYTES), now_ms=board.clock.now_ms()
     )
     runner.watch(key)
     board.connections.send(to.runner_id, to.instance_id, "Start", packet)

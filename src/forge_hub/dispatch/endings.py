@@ -7,17 +7,25 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, RowMapping
 
 from forge_core.errors import RefusedError
-from forge_core.wire.codes import Disposition, FailureCode, Outcome, RejectionCode
+from forge_core.wire.codes import (
+    Disposition,
+    FailureCode,
+    Outcome,
+    PublicationOutcome,
+    RejectionCode,
+)
 from forge_core.wire.from_bridge import ReplayAck, SubmitDispatchResult
 from forge_hub.attempt_input import Addressee
 from forge_hub.connections import LiveRunner
 from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.decisions import send_cancel
 from forge_hub.dispatch.leases import Key, Lease
+from forge_hub.dispatch.publications import note_silence
+from forge_hub.dispatch.signing_off import sign_off
 from forge_hub.matching import mismatch, rejected
 from forge_hub.reasons import Reason
-from forge_hub.states import DispatchState, EndReason, SessionState, settle
-from forge_hub.store import dispatches, evidence, sessions
+from forge_hub.states import DispatchState, EndReason, SessionState
+from forge_hub.store import dispatches, evidence, grants, sessions
 
 _HELD = (DispatchState.RUNNING, DispatchState.CANCELLING)
 
@@ -56,7 +64,17 @@ def _keep_result(
     if not evidence.put_result(connection, message, now=now):
         return ReplayAck(accepted=True, disposition=Disposition.DUPLICATE), None
     if dispatches.end(connection, *key, EndReason.RESULT, now=now):
-        _settle(connection, row, message.outcome, message.failure_code, now=now)
+        known = row["publication"]
+        sign_off(
+            connection,
+            row,
+            message.outcome,
+            message.failure_code,
+            publication=None if known is None else PublicationOutcome(known),
+            is_owed=message.result_commit is not None
+            and grants.publication_of(connection, *key) is not None,
+            now=now,
+        )
     return ReplayAck(accepted=True, disposition=Disposition.PERSISTED), row["session_id"]
 
 
@@ -173,39 +191,26 @@ async def give_up_silent(board: Board) -> None:
 
 async def _give_up(board: Board, lease: Lease) -> None:
     now = board.clock.utc()
-    ended = await board.database.write(lambda connection: _end_silent(connection, lease.id, now))
+    ended, published = await board.database.write(
+        lambda connection: _end_silent(connection, lease.id, now)
+    )
     board.forget(lease.id)
+    if published is PublicationOutcome.UNKNOWN:
+        board.looks.add(lease.id)
     if ended:
         board.changed(lease.to.session_id)
 
 
-def _end_silent(connection: Connection, key: Key, now: str) -> bool:
+def _end_silent(
+    connection: Connection, key: Key, now: str
+) -> tuple[bool, PublicationOutcome | None]:
     row = dispatches.find(connection, *key)
     assert row is not None, "a lease belongs to a dispatch"
     if not dispatches.end(connection, *key, EndReason.SILENT, now=now, only_from=_HELD):
-        return False
+        return False, None
+    published = note_silence(connection, key, now=now)
     cancelled = row["cancel_reason"] is not None
     failure = FailureCode.CANCELLED if cancelled else FailureCode.LEASE_EXPIRED
     outcome = Outcome.CANCELLED if cancelled else Outcome.EXPIRED
-    _settle(connection, row, outcome, failure, now=now)
-    return True
-
-
-def _settle(
-    connection: Connection,
-    row: RowMapping,
-    outcome: Outcome,
-    failure: FailureCode | None,
-    *,
-    now: str,
-) -> None:
-    state = settle(
-        outcome,
-        failure,
-        retries_left=row["retries_left"],
-        cancelled=row["cancel_reason"] is not None,
-    )
-    if state is SessionState.QUEUED:
-        sessions.requeue(connection, row["session_id"], is_retry=True)
-    else:
-        sessions.end(connection, row["session_id"], state, failure_code=failure, now=now)
+    sign_off(connection, row, outcome, failure, publication=published, now=now)
+    return True, published

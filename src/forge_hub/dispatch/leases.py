@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from forge_core.wire.from_hub import LeaseUpdate, Start
 from forge_core.wire.lease_mac import lease_message, sign_lease
 from forge_hub.attempt_input import Addressee, AttemptInput
+from forge_hub.grants import Handles
 
 Key = tuple[str, int]
 """(attempt id, fence)"""
@@ -43,6 +44,11 @@ class Lease:
     def renew_at_ms(self) -> int:
         """A third of the ttl after the last one: two may be lost before the lease ends."""
         return self.sent_at_ms + self.ttl_ms // 3
+
+    @property
+    def ends_at_ms(self) -> int:
+        """When it is over unless it is renewed."""
+        return self.sent_at_ms + self.ttl_ms
 
     def silent_at_ms(self, kill_grace_ms: int) -> int:
         """When the runner has surely ended it by itself (protocol.md, A lost hub)."""
@@ -78,9 +84,11 @@ class Leases:
         """The lease, while its dispatch has not ended."""
         return self._leases.get(key)
 
-    def grant(self, to: Addressee, given: AttemptInput, *, key: bytes, now_ms: int) -> Start:
+    def grant(
+        self, to: Addressee, given: AttemptInput, handles: Handles, *, key: bytes, now_ms: int
+    ) -> Start:
         """Open a lease; returns the packet that carries it."""
-        start = given.start(to, key=base64.b64encode(key).decode())
+        start = given.start(to, key=base64.b64encode(key).decode(), handles=handles)
         self._leases[to.attempt_id, to.fence] = Lease(
             to=to, ttl_ms=given.lease_ttl_ms, sent_at_ms=now_ms, key=key, start=start
         )

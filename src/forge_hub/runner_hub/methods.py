@@ -13,21 +13,17 @@ from forge_core.wire.codes import Disposition
 from forge_core.wire.from_bridge import (
     HUB_METHODS,
     Ack,
-    PublishGrantAck,
-    RedeemPublishGrant,
-    RedeemSecretGrant,
     RegisterRunner,
     ReplayAck,
-    SecretGrantAck,
     SubmitOfferDecision,
 )
 from forge_hub.connections import LiveRunner
 from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.decisions import decide
 from forge_hub.dispatch.endings import take_result
+from forge_hub.dispatch.publications import take_publication
 from forge_hub.principals import RunnerPrincipal
-from forge_hub.reasons import Reason
-from forge_hub.runner_hub import presence, replayed
+from forge_hub.runner_hub import presence, redemptions, replayed
 from forge_hub.signalr import Connection, HubException, SignalRHub
 
 Handler = Callable[[Board, LiveRunner, Any], Awaitable[Ack]]
@@ -39,20 +35,6 @@ async def _decide(board: Board, runner: LiveRunner, message: SubmitOfferDecision
     return refusal or await decide(board, runner, message)
 
 
-async def _redeem_secrets(
-    _board: Board, _runner: LiveRunner, _message: RedeemSecretGrant
-) -> SecretGrantAck:
-    """This hub issues no grants, so it knows none."""
-    return SecretGrantAck(accepted=False, reason=Reason.GRANT_UNKNOWN)
-
-
-async def _redeem_publication(
-    _board: Board, _runner: LiveRunner, _message: RedeemPublishGrant
-) -> PublishGrantAck:
-    """This hub issues no grants, so it knows none."""
-    return PublishGrantAck(accepted=False, reason=Reason.GRANT_UNKNOWN)
-
-
 _HANDLERS: Final[dict[str, Handler]] = {
     "Heartbeat": presence.heartbeat,
     "ReadAttemptSnapshot": presence.read_snapshot,
@@ -61,10 +43,10 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "SubmitDispatchResult": take_result,
     "SubmitLegacyResult": replayed.take_legacy_result,
     "SubmitCleanupReport": replayed.take_cleanup_report,
-    "SubmitPublication": replayed.take_publication,
+    "SubmitPublication": take_publication,
     "SubmitReapOutcome": replayed.take_reap_outcome,
-    "RedeemSecretGrant": _redeem_secrets,
-    "RedeemPublishGrant": _redeem_publication,
+    "RedeemSecretGrant": redemptions.redeem_secrets,
+    "RedeemPublishGrant": redemptions.redeem_publication,
 }
 assert _HANDLERS.keys() | {"RegisterRunner"} == HUB_METHODS.keys()
 

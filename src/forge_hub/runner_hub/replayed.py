@@ -18,7 +18,6 @@ from forge_core.wire.from_bridge import (
     SubmitCleanupReport,
     SubmitDispatchEvent,
     SubmitLegacyResult,
-    SubmitPublication,
     SubmitReapOutcome,
 )
 from forge_hub.connections import LiveRunner
@@ -160,25 +159,6 @@ def _keep_report(
     if not evidence.add_cleanup_part(connection, message, now=now):
         return _DUPLICATE, None
     return _PERSISTED, row["session_id"]
-
-
-async def take_publication(
-    board: Board, runner: LiveRunner, message: SubmitPublication
-) -> ReplayAck:
-    """Keep what came of a push (B-63)."""
-    now = board.clock.utc()
-
-    def keep(connection: Connection) -> ReplayAck:
-        row = dispatches.find(connection, message.attempt_id, message.fence)
-        refusal = mismatch(row, runner, message.resource_runner_instance_id)
-        if refusal is not None or row is None:
-            return refusal or rejected(Reason.UNKNOWN_DISPATCH)
-        if dispatches.is_stale(row):
-            return rejected(Reason.STALE_FENCE)
-        added = evidence.add_publication(connection, message, now=now)
-        return _PERSISTED if added else _DUPLICATE
-
-    return await board.database.write(keep)
 
 
 async def take_reap_outcome(

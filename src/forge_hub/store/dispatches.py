@@ -11,17 +11,19 @@ from sqlalchemy import (
     and_,
     bindparam,
     insert,
+    or_,
     select,
     update,
 )
 
-from forge_core.wire.codes import SnapshotState
+from forge_core.wire.codes import PublicationOutcome, SnapshotState
 from forge_core.wire.from_bridge import SubmitOfferDecision
 from forge_core.wire.shapes import SnapshotAttempt
 from forge_hub.attempt_input import Addressee
 from forge_hub.states import DispatchState, EndReason
 from forge_hub.store.tables import attempts, dispatches, sessions
 
+MAX_UNKNOWN = 1_000
 _LIVE = (DispatchState.OFFERED, DispatchState.RUNNING, DispatchState.CANCELLING)
 _FIND = (
     select(
@@ -126,6 +128,34 @@ def end(
         end_reason=reason,
         ended_at=now,
     )
+
+
+def set_publication(
+    connection: Connection, attempt_id: str, fence: int, outcome: PublicationOutcome
+) -> bool:
+    """Keep what came of the publication; False: something else is known already.
+
+    ``unknown`` is what anything may replace, and what replaces nothing.
+    """
+    known = dispatches.c.publication
+    replaceable: ColumnElement[bool] = known.is_(None)
+    if outcome is not PublicationOutcome.UNKNOWN:
+        replaceable = or_(replaceable, known == PublicationOutcome.UNKNOWN)
+    changed = connection.execute(
+        update(dispatches).where(_is(attempt_id, fence), replaceable).values(publication=outcome)
+    )
+    return changed.rowcount == 1
+
+
+def with_unknown_publication(connection: Connection) -> Sequence[tuple[str, int]]:
+    """The dispatches of whose publication nobody knows, the newest first."""
+    rows = connection.execute(
+        select(dispatches.c.attempt_id, dispatches.c.fence)
+        .where(dispatches.c.publication == PublicationOutcome.UNKNOWN)
+        .order_by(dispatches.c.offered_at.desc())
+        .limit(MAX_UNKNOWN)
+    )
+    return [(attempt_id, fence) for attempt_id, fence in rows]
 
 
 def record_renewals(

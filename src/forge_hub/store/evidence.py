@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import Connection, RowMapping, bindparam, select, tuple_, update
 
 from forge_core.wire.base import MAX_INT, WireModel
-from forge_core.wire.codes import EventType
+from forge_core.wire.codes import EventType, PublicationOutcome
 from forge_core.wire.from_bridge import (
     SubmitCleanupReport,
     SubmitDispatchEvent,
     SubmitDispatchResult,
-    SubmitPublication,
 )
+from forge_hub.states import PublicationSource
 from forge_hub.store.statements import insert_new, insert_new_returning
 from forge_hub.store.tables import cleanup_reports, events, publications, results
 
@@ -79,6 +80,20 @@ def dispatches_with(
         )
     )
     return frozenset((attempt_id, fence) for attempt_id, fence in rows)
+
+
+def payloads_of(
+    connection: Connection, attempt_id: str, fence: int, event_type: EventType
+) -> Sequence[Mapping[str, Any]]:
+    """The payloads of a dispatch's events of this type."""
+    rows = connection.execute(
+        select(events.c.payload).where(
+            events.c.attempt_id == attempt_id,
+            events.c.fence == fence,
+            events.c.type == event_type,
+        )
+    )
+    return rows.scalars().all()
 
 
 def find_result(connection: Connection, attempt_id: str, fence: int) -> RowMapping | None:
@@ -153,18 +168,43 @@ def cleanup_parts_of(
     return rows.mappings().all()
 
 
-def add_publication(connection: Connection, message: SubmitPublication, *, now: str) -> bool:
-    """Keep what came of a push; False: that is known."""
-    values = message.model_dump(mode="json", exclude={"resource_runner_instance_id"})
-    return insert_new(connection, publications, {**values, "received_at": now})
+def add_publication(
+    connection: Connection,
+    grant: RowMapping,
+    outcome: PublicationOutcome,
+    source: PublicationSource,
+    *,
+    now: str,
+) -> None:
+    """Keep what came of the push that a grant was redeemed for, and who says so."""
+    names = ("attempt_id", "fence", "branch", "result_commit")
+    values = {name: grant[name] for name in names}
+    insert_new(
+        connection,
+        publications,
+        {**values, "outcome": outcome, "source": source, "received_at": now},
+    )
+
+
+def has_publication(
+    connection: Connection, key: tuple[str, int], outcome: PublicationOutcome
+) -> bool:
+    """Whether this outcome of a dispatch's push was told before."""
+    rows = connection.execute(
+        select(publications.c.outcome).where(
+            publications.c.attempt_id == key[0],
+            publications.c.fence == key[1],
+            publications.c.outcome == outcome,
+        )
+    )
+    return rows.first() is not None
 
 
 def publications_of(
     connection: Connection, keys: Sequence[tuple[str, int]]
 ) -> Sequence[RowMapping]:
-    """What came of the pushes of these (attempt, fence)."""
+    """What came of the pushes of these (attempt, fence); ``unknown`` before what settled it."""
     key = tuple_(publications.c.attempt_id, publications.c.fence)
-    rows = connection.execute(
-        select(publications).where(key.in_(keys)).order_by(publications.c.received_at)
-    )
+    order = (publications.c.received_at, publications.c.outcome != PublicationOutcome.UNKNOWN)
+    rows = connection.execute(select(publications).where(key.in_(keys)).order_by(*order))
     return rows.mappings().all()

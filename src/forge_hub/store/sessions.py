@@ -126,6 +126,15 @@ def requeue(connection: Connection, session_id: str, *, is_retry: bool) -> None:
     )
 
 
+def await_settlement(connection: Connection, session_id: str) -> None:
+    """Nobody knows yet whether the result was published."""
+    connection.execute(
+        update(sessions)
+        .where(sessions.c.session_id == session_id, sessions.c.state.in_(LIVE_SESSIONS))
+        .values(state=SessionState.SETTLING)
+    )
+
+
 def ask_cancel(connection: Connection, session_id: str, reason: str) -> None:
     """Remember that somebody wants the session to end, and the first reason."""
     connection.execute(

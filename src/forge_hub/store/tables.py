@@ -135,9 +135,27 @@ dispatches = Table(
     Column("offered_at", _Time, nullable=False),
     Column("started_at", _Time),
     Column("ended_at", _Time),
+    Column("publication", _Code),
     _fence_key(),
     Index(None, "runner_id", "instance_id"),
 )
+
+grants = Table(
+    "grants",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("kind", _Code, nullable=False),
+    Column("attempt_id", _Id, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("names", JSON, nullable=False),
+    Column("branch", Words),
+    Column("result_commit", String(64)),
+    Column("created_at", _Time, nullable=False),
+    Column("redeemed_at", _Time),
+    Index(None, "attempt_id", "fence"),
+    _of_dispatch(),
+)
+"""What start packets carried, by the digest of the handle; never what a handle stands for."""
 
 events = Table(
     "events",
@@ -204,6 +222,7 @@ publications = Table(
     Column("outcome", _Code, nullable=False),
     Column("branch", Words, nullable=False),
     Column("result_commit", String(64), nullable=False),
+    Column("source", _Code, nullable=False, server_default="runner"),
     Column("received_at", _Time, nullable=False),
     _fence_key("outcome"),
     _of_dispatch(),

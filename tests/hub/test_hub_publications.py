@@ -1,0 +1,360 @@
+"""A publication is known before a session is signed off; what nobody knows, the remote tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from scripted_bridge import ScriptedBridge, Stage, on_stage
+from test_hub_grants import PUSHES, make_sources, private_file, publish_request, pushing_bridge
+
+from git_server import PASSWORD, USERNAME, GitServer, git, git_server
+
+pytestmark = pytest.mark.requirement("B-63", "B-64")
+
+PERSISTED = {"accepted": True, "disposition": "persisted"}
+DUPLICATE = {"accepted": True, "disposition": "duplicate"}
+TTL_MS = 300_000
+
+
+class Remote:
+    """A branch ``main`` at the input commit, and a result on top of it that nobody has pushed."""
+
+    def __init__(self, server: GitServer, directory: Path) -> None:
+        self.server = server
+        self.url = server.create("repo")
+        self.input_commit = server.commit("repo", "main", "input")
+        served = server.root / "repo.git"
+        tree = f"{self.input_commit}^{{tree}}"
+        self.result_commit = git(
+            served, "commit-tree", tree, "-p", self.input_commit, "-m", "result"
+        )
+        self.settings = make_sources(directory)
+        self.file = self.settings["credentials_directory"] / "p-1" / "repo.json"
+        self.file.unlink()
+        grant = {"repositoryUrl": self.url, "username": USERNAME, "credential": PASSWORD}
+        private_file(self.file, json.dumps(grant))
+
+    def move(self, commit: str) -> None:
+        """What a push does, or a human."""
+        git(self.server.root / "repo.git", "update-ref", "refs/heads/main", commit)
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[Remote]:
+    with git_server(tmp_path / "served") as server:
+        yield Remote(server, tmp_path)
+
+
+class Pushing:
+    """A dispatch whose publish grant has been redeemed."""
+
+    def __init__(self, bridge: ScriptedBridge, session_id: str, start: dict[str, Any]) -> None:
+        self.bridge = bridge
+        self.session_id = session_id
+        self.start = start
+
+    async def publication(self, remote: Remote, outcome: str, **changes: Any) -> dict[str, Any]:
+        return await self.bridge.call(
+            "SubmitPublication",
+            {
+                "attemptId": self.start["attemptId"],
+                "fence": self.start["fence"],
+                "resourceRunnerInstanceId": self.bridge.instance_id,
+                "branch": "main",
+                "resultCommit": remote.result_commit,
+                "outcome": outcome,
+                **changes,
+            },
+        )
+
+
+async def pushing(stage: Stage, remote: Remote, **wanted: Any) -> Pushing:
+    bridge = await pushing_bridge(stage)
+    session_id = await stage.dispatch(inputCommit=remote.input_commit, **PUSHES, **wanted)
+    start = await bridge.take_attempt()
+    request = publish_request(start, resultCommit=remote.result_commit)
+    assert (await bridge.call("RedeemPublishGrant", request))["accepted"]
+    return Pushing(bridge, session_id, start)
+
+
+@asynccontextmanager
+async def as_time_goes_by(stage: Stage) -> AsyncIterator[None]:
+    """The clock moves a few seconds at a time, whenever somebody sleeps."""
+
+    async def move() -> None:
+        while True:
+            await stage.clock.until_asleep()
+            stage.clock.advance(5_000)
+            await anyio.sleep(0.005)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(move)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+STOPPED = {"outcome": "failed", "failureCode": "bridge_stopped", "resultCommit": None}
+
+
+async def stopped(push: Pushing) -> None:
+    """The bridge was restarted: it tells of the push, then that it had stopped."""
+    changes = {name: value for name, value in STOPPED.items() if value is not None}
+    answer = await push.bridge.call(
+        "SubmitDispatchResult",
+        {
+            "attemptId": push.start["attemptId"],
+            "fence": push.start["fence"],
+            "resourceRunnerInstanceId": push.bridge.instance_id,
+            "revision": 2,
+            "cleanup": "complete",
+            **changes,
+        },
+    )
+    assert answer == PERSISTED
+
+
+# -- what a runner tells ---------------------------------------------------------------------------
+
+
+async def test_a_result_is_signed_off_with_its_publication(
+    remote: Remote, database_url: str
+) -> None:
+    async with on_stage(database_url, **remote.settings) as stage:
+        push = await pushing(stage, remote)
+        for answer in (PERSISTED, DUPLICATE):
+            assert await push.publication(remote, "pushed") == answer
+        shown = await stage.session(push.session_id)
+        assert shown["state"] == "running", "it is the result that ends it"
+        commit = remote.result_commit
+        assert await push.bridge.result(push.start, resultCommit=commit) == PERSISTED
+        shown = await stage.session(push.session_id)
+        assert (shown["state"], shown["result"]["resultCommit"]) == ("succeeded", commit)
+        assert (shown["publication"]["outcome"], shown["publication"]["source"]) == (
+            "pushed",
+            "runner",
+        )
+        (dispatch,) = shown["attempts"][0]["dispatches"]
+        assert dispatch["publication"] == "pushed"
+        assert remote.server.seen == [], "the hub has no reason to look"
+
+
+async def test_what_nobody_was_given_a_credential_for_was_not_published(
+    remote: Remote, database_url: str
+) -> None:
+    async with on_stage(database_url, **remote.settings) as stage:
+        push = await pushing(stage, remote)
+        for wrong in ({"branch": "other"}, {"resultCommit": "c" * 40}):
+            answer = await push.publication(remote, "pushed", **wrong)
+            assert answer["reason"] == "publication_mismatch"
+        other = Pushing(push.bridge, await stage.dispatch(), await push.bridge.take_attempt())
+        answer = await other.publication(remote, "pushed")
+        assert answer["reason"] == "publication_mismatch"
+
+
+async def test_a_success_without_its_publication_is_none(remote: Remote, database_url: str) -> None:
+    async with on_stage(database_url, **remote.settings) as stage:
+        push = await pushing(stage, remote, retries=3)
+        commit = remote.result_commit
+        assert await push.bridge.result(push.start, resultCommit=commit) == PERSISTED
+        shown = await stage.session(push.session_id)
+        assert (shown["state"], shown["failureCode"]) == ("failed", "publication_denied")
+
+
+async def test_a_success_that_changed_nothing_owes_no_publication(
+    remote: Remote, sqlite_url: str
+) -> None:
+    async with on_stage(sqlite_url, **remote.settings) as stage:
+        push = await pushing(stage, remote)
+        changes = {"outcome": "succeeded", "exitCode": 0}
+        payload = {
+            "attemptId": push.start["attemptId"],
+            "fence": 1,
+            "resourceRunnerInstanceId": "i1",
+            "revision": 1,
+            "cleanup": "pending",
+            **changes,
+        }
+        assert await push.bridge.call("SubmitDispatchResult", payload) == PERSISTED
+        assert (await stage.session(push.session_id))["state"] == "succeeded"
+
+
+async def test_what_is_known_does_not_change(remote: Remote, database_url: str) -> None:
+    async with on_stage(database_url, **remote.settings) as stage:
+        push = await pushing(stage, remote)
+        assert await push.publication(remote, "stale_remote") == PERSISTED
+        for other in ("pushed", "unknown", "aborted"):
+            answer = await push.publication(remote, other)
+            assert (answer["disposition"], answer["reason"]) == ("rejected", "outcome_changed")
+        assert await push.publication(remote, "stale_remote") == DUPLICATE
+
+
+async def test_what_was_published_is_done_although_the_bridge_died_after_it(
+    remote: Remote, sqlite_url: str
+) -> None:
+    async with on_stage(sqlite_url, **remote.settings) as stage:
+        push = await pushing(stage, remote, retries=3)
+        assert await push.publication(remote, "pushed") == PERSISTED
+        await stopped(push)
+        shown = await stage.session(push.session_id)
+        assert shown["state"] == "succeeded"
+        assert shown["result"]["failureCode"] == "bridge_stopped"
+        assert shown["publication"]["resultCommit"] == remote.result_commit
+        await push.bridge.answered()
+        assert push.bridge.waiting("Offer") == [], "never pushed twice"
+
+
+# -- what the hub finds out ------------------------------------------------------------------------
+
+
+async def test_a_push_that_arrived_settles_the_session(remote: Remote, database_url: str) -> None:
+    async with on_stage(database_url, **remote.settings) as stage:
+        push = await pushing(stage, remote, retries=3)
+        remote.move(remote.result_commit)
+        assert await push.publication(remote, "unknown") == PERSISTED
+        await stopped(push)
+        shown = await stage.until(push.session_id, lambda s: s["state"] == "succeeded")
+        assert (shown["publication"]["outcome"], shown["publication"]["source"]) == (
+            "pushed",
+            "hub",
+        )
+        (dispatch,) = shown["attempts"][0]["dispatches"]
+        assert [p["outcome"] for p in dispatch["publications"]] == ["unknown", "pushed"]
+        assert all(right for *_, right in remote.server.seen)
+        await push.bridge.answered()
+        assert push.bridge.waiting("Offer") == []
+        assert await push.publication(remote, "unknown") == DUPLICATE
+
+
+async def test_a_push_that_did_not_arrive_is_waited_for_and_then_dispatched_again(
+    remote: Remote, database_url: str
+) -> None:
+    async with on_stage(database_url, **remote.settings) as stage:
+        push = await pushing(stage, remote, retries=1)
+        assert await push.publication(remote, "unknown") == PERSISTED
+        await stopped(push)
+        shown = await stage.session(push.session_id)
+        assert (shown["state"], shown["retriesLeft"]) == ("settling", 1)
+        begun_ms = stage.clock.now_ms()
+        await push.bridge.heartbeat()
+        async with as_time_goes_by(stage):
+            offer = await push.bridge.next("Offer")
+        assert stage.clock.now_ms() - begun_ms >= TTL_MS, "it could have arrived until then"
+        assert offer["fence"] == 2
+        shown = await stage.session(push.session_id)
+        assert shown["publication"]["outcome"] == "aborted"
+
+
+async def test_a_push_that_arrives_late_is_seen(remote: Remote, sqlite_url: str) -> None:
+    async with on_stage(sqlite_url, **remote.settings) as stage:
+        push = await pushing(stage, remote, retries=1)
+        assert await push.publication(remote, "unknown") == PERSISTED
+        await stopped(push)
+        await stage.until(push.session_id, lambda _: remote.server.seen)
+        remote.move(remote.result_commit)
+        async with as_time_goes_by(stage):
+            shown = await stage.until(push.session_id, lambda s: s["state"] != "settling")
+        assert shown["state"] == "succeeded"
+
+
+async def test_a_human_who_was_faster_settles_it_too(remote: Remote, sqlite_url: str) -> None:
+    async with on_stage(sqlite_url, **remote.settings) as stage:
+        push = await pushing(stage, remote, retries=3)
+        remote.server.commit("repo", "main", "a human's")
+        assert await push.publication(remote, "unknown") == PERSISTED
+        await stopped(push)
+        shown = await stage.until(push.session_id, lambda s: s["state"] == "failed")
+        assert shown["failureCode"] == "publication_stale"
+        assert shown["publication"]["outcome"] == "stale_remote"
+
+
+async def test_a_cancelled_session_does_not_wait_and_is_found_out_all_the_same(
+    remote: Remote, sqlite_url: str
+) -> None:
+    async with on_stage(sqlite_url, **remote.settings) as stage:
+        push = await pushing(stage, remote)
+        remote.move(remote.result_commit)
+        await stage.api.post(f"/api/v1/sessions/{push.session_id}/cancel")
+        assert await push.publication(remote, "unknown") == PERSISTED
+        cancelled = {"outcome": "cancelled", "failureCode": "cancelled"}
+        payload = {
+            "attemptId": push.start["attemptId"],
+            "fence": 1,
+            "resourceRunnerInstanceId": "i1",
+            "revision": 1,
+            "cleanup": "pending",
+            **cancelled,
+        }
+        assert await push.bridge.call("SubmitDispatchResult", payload) == PERSISTED
+        assert (await stage.session(push.session_id))["state"] == "cancelled"
+        shown = await stage.until(
+            push.session_id, lambda s: s["publication"]["outcome"] == "pushed"
+        )
+        assert shown["state"] == "cancelled"
+
+
+async def test_a_runner_that_fell_silent_with_a_credential_may_have_pushed(
+    remote: Remote, database_url: str
+) -> None:
+    async with on_stage(database_url, **remote.settings) as stage:
+        push = await pushing(stage, remote, retries=3)
+        remote.move(remote.result_commit)
+        async with as_time_goes_by(stage):
+            shown = await stage.until(push.session_id, lambda s: s["endedAt"])
+        assert shown["state"] == "succeeded"
+        (dispatch,) = shown["attempts"][0]["dispatches"]
+        assert dispatch["endReason"] == "silent"
+        assert [(p["outcome"], p["source"]) for p in dispatch["publications"]] == [
+            ("unknown", "hub"),
+            ("pushed", "hub"),
+        ]
+        answer = await push.publication(remote, "pushed")
+        assert answer["reason"] == "stale_fence"
+
+
+async def test_a_hub_that_is_restarted_goes_on_looking(remote: Remote, database_url: str) -> None:
+    async with on_stage(database_url, **remote.settings) as stage:
+        push = await pushing(stage, remote)
+        remote.server.fault.status = 503
+        assert await push.publication(remote, "unknown") == PERSISTED
+        await stopped(push)
+        await stage.until(push.session_id, lambda _: remote.server.seen)
+        assert (await stage.session(push.session_id))["state"] == "settling"
+    remote.server.fault.status = None
+    remote.move(remote.result_commit)
+    async with on_stage(database_url, **remote.settings) as stage:
+        shown = await stage.until(push.session_id, lambda s: s["state"] != "settling")
+        assert shown["state"] == "succeeded"
+
+
+async def test_a_remote_that_stays_away_ends_the_session_without_another_try(
+    remote: Remote, sqlite_url: str
+) -> None:
+    async with on_stage(sqlite_url, **remote.settings) as stage:
+        push = await pushing(stage, remote, retries=3)
+        remote.file.unlink()
+        assert await push.publication(remote, "unknown") == PERSISTED
+        await stopped(push)
+        async with as_time_goes_by(stage):
+            shown = await stage.until(push.session_id, lambda s: s["state"] != "settling")
+        assert (shown["state"], shown["failureCode"]) == ("failed", "bridge_stopped")
+        assert shown["publication"]["outcome"] == "unknown"
+        await push.bridge.answered()
+        assert push.bridge.waiting("Offer") == []
+
+
+async def test_a_session_that_is_being_settled_can_be_cancelled(
+    remote: Remote, sqlite_url: str
+) -> None:
+    async with on_stage(sqlite_url, **remote.settings) as stage:
+        push = await pushing(stage, remote, retries=3)
+        assert await push.publication(remote, "unknown") == PERSISTED
+        await stopped(push)
+        assert (await stage.session(push.session_id))["state"] == "settling"
+        answer = await stage.api.post(f"/api/v1/sessions/{push.session_id}/cancel")
+        assert answer.json()["state"] == "cancelled"
