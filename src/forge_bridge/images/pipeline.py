@@ -35,6 +35,9 @@ from forge_core.image_retention import CachedImage
 from forge_core.sandbox_spec import image_faults, image_variables
 from forge_core.wire.codes import FailureCode
 
+LOOK_EVERY_MS: Final = 60_000
+"""How long the builder counts as what it was."""
+
 USED_EVERY_MS: Final = 3_600_000
 """How exactly is recorded when an image was last used."""
 
@@ -71,6 +74,7 @@ class ImagePipeline:
     network: bool
     once: OncePerKey[ReadyImage] = field(default_factory=OncePerKey)
     _facts: BuilderFacts | None = None
+    _looked_ms: int = 0
     _held: dict[Key, str] = field(default_factory=dict)
 
     async def provide(self, context: StageContext, recipe: Recipe) -> ReadyImage:
@@ -79,11 +83,8 @@ class ImagePipeline:
         :raises ImageFailed: it was built and not promoted.
         :raises RefusedError: ``image_build_failed``: there is no builder.
         """
-        facts = self._facts or await self._look()
+        facts = await self._builder(context.runner.clock.now_ms())
         key = self._key(context, recipe, facts)
-        if key not in self.records.index.images:
-            facts = await self._look()
-            key = self._key(context, recipe, facts)
         self._held[context.run.state.key] = key
         work = partial(self._find_or_build, context, recipe, facts, key)
         image, is_mine = await self.once.run(key, work)
@@ -98,12 +99,14 @@ class ImagePipeline:
             del self._held[ended]
         return set(self._held.values())
 
-    async def _look(self) -> BuilderFacts:
-        try:
-            self._facts = await self.builder.facts()
-        except RefusedError as error:
-            # Without a builder there is no key either, so not even an old image is found.
-            raise RefusedError(str(error), code=FailureCode.IMAGE_BUILD_FAILED) from error
+    async def _builder(self, now_ms: int) -> BuilderFacts:
+        """The builder as it was a moment ago; to look at it takes longer than all the rest."""
+        if self._facts is None or now_ms - self._looked_ms >= LOOK_EVERY_MS:
+            try:
+                self._facts, self._looked_ms = await self.builder.facts(), now_ms
+            except RefusedError as error:
+                # Without a builder there is no key either, so not even an old image is found.
+                raise RefusedError(str(error), code=FailureCode.IMAGE_BUILD_FAILED) from error
         return self._facts
 
     def _key(self, context: StageContext, recipe: Recipe, facts: BuilderFacts) -> str:

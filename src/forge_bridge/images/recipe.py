@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import anyio.to_thread
 
+from forge_bridge.groups import for_each
 from forge_core.contract import (
     CONTRACT_PATH,
     DOCKERFILE_PATH,
@@ -31,6 +32,12 @@ from forge_core.ports import GitStore
 
 MAX_DOCKERFILE_BYTES: Final = 1 << 20
 MAX_CONTEXT_BYTES: Final = 1 << 30
+
+MAX_BYTES: Final = {
+    DOCKERFILE_PATH: MAX_DOCKERFILE_BYTES,
+    **dict.fromkeys(IGNORE_PATHS, MAX_IGNORE_BYTES),
+}
+"""Of every file that a build is decided by."""
 
 NO_CONTEXT: Final = ""
 """The context id of an image that takes nothing from the repository."""
@@ -92,7 +99,12 @@ async def recipe_of(git: GitStore, approved: Approved) -> Recipe | None:
 
 async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
     repository, commit = approved.repository, approved.commit
-    dockerfile = await git.read_file(repository, commit, DOCKERFILE_PATH, MAX_DOCKERFILE_BYTES)
+
+    async def read(path: str) -> bytes | None:
+        return await git.read_file(repository, commit, path, MAX_BYTES[path])
+
+    # Each takes programs of Git, and none needs what another one says.
+    dockerfile, *rules = await for_each(read, MAX_BYTES, at_once=len(MAX_BYTES))
     if dockerfile is None:
         raise RefusedError(
             f"cannot use {CONTRACT_PATH}: it names {DOCKERFILE_PATH}, which is not in commit "
@@ -104,7 +116,7 @@ async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
     if not analysis.reads_context:
         # What is not in the key is not sent either.
         return _without_context(approved, dockerfile, analysis.external)
-    ignore = await _ignore(git, repository, commit)
+    ignore = await anyio.to_thread.run_sync(_ignore, rules)
     if ignore is None:
         sent = await git.tree_id(repository, commit)
     else:
@@ -116,11 +128,11 @@ async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
     return Recipe(approved, dockerfile, analysis.external, sent, context)
 
 
-async def _ignore(git: GitStore, repository: str, commit: str) -> Ignore | None:
-    for path in IGNORE_PATHS:
-        rules = await git.read_file(repository, commit, path, MAX_IGNORE_BYTES)
+def _ignore(files: Sequence[bytes | None]) -> Ignore | None:
+    """The first of them that is there counts alone."""
+    for path, rules in zip(IGNORE_PATHS, files, strict=True):
         if rules is not None:
-            return await anyio.to_thread.run_sync(partial(Ignore.parse, rules, name=path))
+            return Ignore.parse(rules, name=path)
     return None
 
 

@@ -7,6 +7,9 @@ that is mounted into it (:mod:`forge_bridge.images.tooling`).
 
 from __future__ import annotations
 
+import anyio
+
+from forge_bridge.groups import first_error
 from forge_bridge.images.build import ImageFailed
 from forge_bridge.images.recipe import Approved, Recipe, approved_contract, recipe_of
 from forge_bridge.sandbox.stage import StageContext, StageFailed
@@ -95,18 +98,24 @@ async def _tooling(context: StageContext) -> ImageResolved:
 
 
 async def _project(context: StageContext, recipe: Recipe) -> ImageResolved:
-    runner = context.runner
-    assert runner.images is not None
-    assert runner.tooling is not None
+    images = context.runner.images
+    assert images is not None
     try:
-        image = await runner.images.provide(context, recipe)
+        with first_error():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_take_tooling, context)
+                image = await images.provide(context, recipe)
     except ImageFailed as failed:
         await context.tell(EventType.BUILD_FAILED, failed.told)
         raise
-    context.tooling = await runner.tooling.provide()
     context.image, context.blanked = image.image_id, image.variables
     return ImageResolved(
         image_key=image.image_key,
         digest=image.image_id,
         cache="hit" if image.is_cached else "miss",
     )
+
+
+async def _take_tooling(context: StageContext) -> None:
+    assert context.runner.tooling is not None
+    context.tooling = await context.runner.tooling.provide()
