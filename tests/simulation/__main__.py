@@ -7,8 +7,9 @@ import sys
 import time
 from collections import Counter
 
-from .mutations import MUTATIONS, mutated
-from .simulation import MAX_STEPS, simulate
+from .many import How, outcomes
+from .mutations import MUTATIONS
+from .simulation import MAX_STEPS
 
 
 def main() -> int:
@@ -22,23 +23,23 @@ def main() -> int:
     parser.add_argument("--calm", action="store_true", help="without any fault")
     parser.add_argument("--trace", action="store_true", help="print every line of the trace")
     parser.add_argument("--mutate", choices=sorted(MUTATIONS), help="put a known bug in first")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at the same time (default 1)")
     options = parser.parse_args()
     began = time.monotonic()
     steps, virtual_s, lives, broken = 0, 0.0, 0, []
     ends: Counter[str] = Counter()
-    for seed in range(options.first, options.first + options.seeds):
-        show = print if options.trace else None
-        with mutated(options.mutate):
-            outcome = simulate(seed, faults=not options.calm, max_steps=options.steps, show=show)
+    seeds = range(options.first, options.first + options.seeds)
+    how = How(not options.calm, options.steps, options.mutate)
+    for outcome in outcomes(seeds, how, jobs=options.jobs, trace=options.trace):
         steps += outcome.steps
         virtual_s += outcome.virtual_s
         lives += outcome.lives
         ends.update(outcome.ends)
         if outcome.violations:
-            broken.append(seed)
+            broken.append(outcome.seed)
             if not options.trace:
                 print("\n".join(outcome.tail[-60:]))
-            print(f"seed {seed} is broken: {'; '.join(outcome.violations)}\n")
+            print(f"seed {outcome.seed} is broken: {'; '.join(outcome.violations)}\n")
     print("dispatches:", ", ".join(f"{count} {end}" for end, count in ends.most_common()))
     elapsed_s = time.monotonic() - began
     print(
