@@ -149,13 +149,15 @@ async def _stages(context: StageContext) -> None:
     run = context.run
     await run.feed(StageEntered(Stage.PREPARE))
     await prepare(context)
-    await context.place.build(context)
-    collector = OutputCollector(context)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(collector.run)
-        await run_agent(context)
-        await run.feed(StageEntered(Stage.OUTPUT))
-        collector.agent_is_gone()
+    async with anyio.create_task_group() as beside:
+        await context.place.build(context, beside)
+        collector = OutputCollector(context)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(collector.run)
+            await run_agent(context)
+            context.place.release()
+            await run.feed(StageEntered(Stage.OUTPUT))
+            collector.agent_is_gone()
     await publish(context)
 
 

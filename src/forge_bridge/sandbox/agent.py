@@ -198,6 +198,7 @@ class _Conversation:
             **context.place.environment(context),
             "FORGE_ATTEMPT_ID": start.attempt_id,
             "FORGE_BRANCH": start.branch,
+            **context.service_environment,
             **({} if contract is None else contract.environment),
             **start.agent.env,
             **context.secrets,

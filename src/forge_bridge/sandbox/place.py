@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import anyio.abc
 
 from forge_bridge.sandbox.image import resolve_image
+from forge_bridge.sandbox.services import Services
 from forge_bridge.sandbox.stage import StageContext
 from forge_bridge.sandbox.workspace import create_workspace, fill_workspace, helper_spec
 from forge_core.attempt_events import StageEntered
@@ -19,6 +22,7 @@ class InContainers:
     """Implements :class:`forge_bridge.sandbox.stage.Place`."""
 
     programs: Engine
+    _services: Services = field(default_factory=Services)
 
     def directory(self, context: StageContext) -> str:
         """On the workspace volume."""
@@ -32,12 +36,17 @@ class InContainers:
             "LANG": "C.UTF-8",
         }
 
-    async def build(self, context: StageContext) -> None:
-        """The image, and the agent's container around the workspace."""
+    async def build(self, context: StageContext, beside: anyio.abc.TaskGroup) -> None:
+        """The image, the services, and the agent's container around the workspace."""
         await context.run.feed(StageEntered(Stage.IMAGE))
         await resolve_image(context)
+        await self._services.start(context, beside)
         await context.run.feed(StageEntered(Stage.WORKSPACE))
         await create_workspace(context)
+
+    def release(self) -> None:
+        """Of the services, whose end is none of the attempt's any more."""
+        self._services.release()
 
     async def fill(self, context: StageContext) -> None:
         """Unpack the commit through the agent's container."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
+import anyio.abc
 
 from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.egress.networks import AgentNetwork, make_network, require_as_asked
@@ -75,8 +76,14 @@ class Place(Protocol):
     def environment(self, context: StageContext) -> Mapping[str, str]:
         """What the agent finds before anybody adds to it."""
 
-    async def build(self, context: StageContext) -> None:
-        """Every stage from the secrets to the agent, which is created and has no orders yet."""
+    async def build(self, context: StageContext, beside: anyio.abc.TaskGroup) -> None:
+        """Every stage from the secrets to the agent, which is created and has no orders yet.
+
+        :param beside: watches what the agent needs while it runs, whose end is a failure.
+        """
+
+    def release(self) -> None:
+        """The agent is gone: whatever is beside it may end."""
 
     async def fill(self, context: StageContext) -> None:
         """Complete the workspace, while PID 1 starts."""
@@ -91,6 +98,8 @@ class StageContext:
 
     :ivar place: where it runs; ``engine`` has nothing of one that runs on the host.
     :ivar contract: what the project asks for, granted; None: it has no contract.
+    :ivar resources: of the agent, once its services have their share.
+    :ivar service_environment: how the agent finds its services, their passwords included.
     :ivar inventory: what was created and is there, in that order.
     :ivar blanked: variables of the image that PID 1 must not get.
     :ivar tooling: what PID 1 runs from; None: from the image, which is the tooling image.
@@ -109,6 +118,7 @@ class StageContext:
     blanked: tuple[str, ...] = ()
     tooling: ToolingTree | None = None
     network: AgentNetwork | None = None
+    service_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     inventory: list[InventoryItem] = field(default_factory=list)
     volume: str = ""
     agent_container: str = ""
@@ -129,7 +139,7 @@ class StageContext:
 
         What Python has freed it does not overwrite; that ends with the process, or before.
         """
-        self.secrets = {}
+        self.secrets = self.service_environment = {}
         self.run.masker = Masker(())
 
     async def tell(self, event_type: EventType, payload: WireModel) -> None:
@@ -175,9 +185,7 @@ class StageContext:
         owner, pool = self.owner, self.runner.admission.subnets
         name = owner.name(role)
         await self.run.feed(ResourceIntended(ResourceKind.NETWORK, name, role))
-        network, spec = await make_network(
-            self.engine, pool, owner, role, is_internal=is_internal
-        )
+        network, spec = await make_network(self.engine, pool, owner, role, is_internal=is_internal)
         await self._have(ResourceKind.NETWORK, network, name, role)
         await require_as_asked(self.engine, network, spec)
         return spec
