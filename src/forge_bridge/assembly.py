@@ -27,13 +27,14 @@ from forge_bridge.images.tooling import Tooling
 from forge_bridge.perform import FaultPoint, no_faults
 from forge_bridge.runner import Identity, Ledgers, Repositories, Runner, SandboxSettings
 from forge_bridge.settings import BridgeSettings
-from forge_core.admission import DiskPressure
+from forge_core.admission import Admission, DiskPressure
 from forge_core.backoff import Backoff
 from forge_core.errors import EngineTimedOut, EngineUnreachable, ForgeError
 from forge_core.image_ports import ImageBuilder, ImageGates
 from forge_core.image_retention import Retention
 from forge_core.labels import TOOLING, Owner
 from forge_core.ports import Clock, Disk, Engine, GitStore, HostCommands
+from forge_core.subnet_pool import SubnetPool
 from forge_core.wire.shapes import Capabilities
 
 logger = structlog.get_logger(__name__)
@@ -135,6 +136,7 @@ async def assemble(
         ledgers=ports.ledgers,
         repositories=ports.repositories,
         tasks=tasks,
+        admission=Admission(SubnetPool(settings.sandbox_subnet_pool)),
         sandbox=sandbox,
         capacity=settings.resource_capacity,
         capabilities=capabilities,

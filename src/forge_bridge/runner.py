@@ -27,6 +27,7 @@ from forge_core.wire.shapes import Capabilities, DiskState, RunnerSettings
 
 if TYPE_CHECKING:
     from forge_bridge.attempt_run import AttemptRun
+    from forge_bridge.egress.trial import EgressTrial
     from forge_bridge.images.pipeline import ImagePipeline
     from forge_bridge.images.tooling import Tooling
     from forge_bridge.services.container import ServiceImage
@@ -79,6 +80,7 @@ class SandboxSettings:
     supervisor_source: str
     bundle_source: str
     hardening: Hardening = DEFAULT_HARDENING
+    custom_ca: bytes | None = None
     hard_wall_ms: int = 8 * 3_600_000
     idle_ms: int = 1_800_000
     kill_grace_ms: int = 5_000
@@ -115,6 +117,7 @@ class Runner:
     :ivar images: the images of projects, and ``tooling`` what PID 1 runs from in them; None where
         no attempt runs.
     :ivar services: the images that can run beside an agent.
+    :ivar egress: what the proxy of an attempt is made from; None: there is none.
     :ivar at_once: set when ``tasks`` is cancelled, for what is shielded from a cancellation.
     """
 
@@ -135,6 +138,7 @@ class Runner:
     images: ImagePipeline | None = None
     tooling: Tooling | None = None
     services: Mapping[ServiceName, ServiceImage] = field(default_factory=dict)
+    egress: EgressTrial | None = None
     hub: HubLink = field(default_factory=HubLink)
     admission: Admission = field(default_factory=Admission)
     attempts: dict[Key, AttemptRun] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from forge_bridge.egress.trust import ca_archive
 from forge_bridge.images.tooling import PID_1_ENVIRONMENT
 from forge_bridge.sandbox.stage import StageContext
 from forge_core.resources import ResourceVector
@@ -39,7 +40,10 @@ async def fill_workspace(context: StageContext) -> None:
     Nothing of the project runs for it, and no path of the host is mounted.  PID 1 may be
     starting meanwhile: it runs nothing before it has its orders.
     """
-    start = context.start
+    start, custom_ca = context.start, context.settings.custom_ca
+    if custom_ca is not None and context.network is not None:
+        certificates = ca_archive(custom_ca)
+        await context.engine.put_archive(context.agent_container, WORKSPACE_VOLUME, certificates)
     archive = context.runner.git.workspace_archive(
         start.repository,
         start.input_commit,
@@ -66,6 +70,8 @@ def agent_spec(context: StageContext, volume: str) -> ContainerSpec:
         cpu_millis=resources.cpu_millis,
         pids=resources.pids,
         tmp_exec=contract is not None and contract.tmp.executable,
+        network=None if context.network is None else context.network.name,
+        name_servers=() if context.network is None else context.network.name_servers,
         mounts=(
             VolumeMount(volume, WORKSPACE_VOLUME, read_only=False),
             *(() if tooling is None else (tooling.mount,)),
