@@ -191,7 +191,7 @@ class _Conversation:
         )
 
     def _environment(self) -> dict[str, str]:
-        """Ours, the contract's, the hub's, the secrets: each wins over those before it."""
+        """Ours, contract, hub, secrets, the way out: each wins over those before it."""
         context, start = self._context, self._context.start
         contract = context.contract
         environment = {
@@ -202,6 +202,7 @@ class _Conversation:
             **({} if contract is None else contract.environment),
             **start.agent.env,
             **context.secrets,
+            **({} if context.network is None else context.network.environment),
         }
         if start.agent.prompt is not None:
             environment["FORGE_PROMPT"] = start.agent.prompt

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import anyio.abc
 
 from forge_bridge.sandbox.image import resolve_image
+from forge_bridge.sandbox.network import AttemptNetwork
 from forge_bridge.sandbox.services import Services
 from forge_bridge.sandbox.stage import StageContext
 from forge_bridge.sandbox.workspace import create_workspace, fill_workspace, helper_spec
@@ -22,6 +23,7 @@ class InContainers:
     """Implements :class:`forge_bridge.sandbox.stage.Place`."""
 
     programs: Engine
+    _network: AttemptNetwork = field(default_factory=AttemptNetwork)
     _services: Services = field(default_factory=Services)
 
     def directory(self, context: StageContext) -> str:
@@ -37,16 +39,18 @@ class InContainers:
         }
 
     async def build(self, context: StageContext, beside: anyio.abc.TaskGroup) -> None:
-        """The image, the services, and the agent's container around the workspace."""
+        """The image, the network, the services, and the agent's container around the workspace."""
         await context.run.feed(StageEntered(Stage.IMAGE))
         await resolve_image(context)
+        await self._network.open(context, beside)
         await self._services.start(context, beside)
         await context.run.feed(StageEntered(Stage.WORKSPACE))
         await create_workspace(context)
 
     def release(self) -> None:
-        """Of the services, whose end is none of the attempt's any more."""
+        """Of proxy and services, whose end is none of the attempt's any more."""
         self._services.release()
+        self._network.release()
 
     async def fill(self, context: StageContext) -> None:
         """Unpack the commit through the agent's container."""
