@@ -43,8 +43,13 @@ _REASONS = {
     Reason.SEQUENCE_CONFLICT: "Another event has this sequence.",
     Reason.EVENT_CONFLICT: "The event id belongs to another dispatch.",
     Reason.REPORT_CONFLICT: "The report id belongs to another dispatch, or has other parts.",
-    Reason.OUTCOME_CHANGED: "An earlier revision tells another outcome or failure code.",
-    Reason.GRANT_UNKNOWN: "No such handle was given out, or it was redeemed.",
+    Reason.OUTCOME_CHANGED: "Another outcome or failure code was told before.",
+    Reason.GRANT_UNKNOWN: "No such handle was given out for this dispatch.",
+    Reason.GRANT_SPENT: "The handle was redeemed before.",
+    Reason.NOT_RUNNING: "The dispatch has ended, was cancelled, or its lease is over.",
+    Reason.PUBLICATION_MISMATCH: "It names a branch or commit that the grant is not for.",
+    Reason.SECRET_UNAVAILABLE: "The hub cannot have a secret; its log says which and why.",
+    Reason.CREDENTIAL_UNAVAILABLE: "The hub cannot have the credential; its log says why.",
 }
 _BLOCKERS_PROSE = """\
 ## Blockers

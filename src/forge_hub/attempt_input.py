@@ -41,8 +41,6 @@ class AttemptInput(WireModel):
     """Immutable: each dispatch of an attempt sends exactly this (protocol.md, Attempts and fences).
 
     ``agent.env`` is kept in the database as it is; secrets travel as grants instead.
-
-    :ivar secrets: names of secrets of the project, which become variables of the agent.
     """
 
     project_id: Id

@@ -10,8 +10,8 @@ from typing import Any
 
 import anyio
 import pytest
+from grant_parts import PUSHES, make_sources, private_file, publish_request, pushing_bridge
 from scripted_bridge import ScriptedBridge, Stage, on_stage
-from test_hub_grants import PUSHES, make_sources, private_file, publish_request, pushing_bridge
 
 from git_server import PASSWORD, USERNAME, GitServer, git, git_server
 

@@ -32,6 +32,8 @@ class NewSession(AttemptInput):
     """What a person asks for: the input of its attempts, and how to dispatch them.
 
     :ivar resources: what is left out or at 0 is 256 processes, 1 GiB and 1000 `cpuMillis`.
+    :ivar secrets: names of secrets of the project, which become variables of the agent.
+    :ivar publication: how the result leaves the runner.
     :ivar runner_id: the only runner that may take it.
     :ivar retries: how often it is dispatched again when a runner was lost, not when work failed.
     """
