@@ -45,6 +45,34 @@ def imported_image(api: EngineApi, files: Mapping[str, bytes], *changes: str) ->
         api.call("DELETE", f"/images/{name}", {"force": "1"})
 
 
+@contextmanager
+def changed_image(
+    api: EngineApi, base: str, files: Mapping[str, bytes], *changes: str
+) -> Iterator[str]:
+    """An image that is another one with these files and instructions; its id.  Gone afterwards."""
+    _, answer = api.call("POST", "/containers/create", body=json.dumps({"Image": base}))
+    container = json.loads(answer)["Id"]
+    tag = uuid.uuid4().hex
+    try:
+        status, answer = api.call(
+            "PUT",
+            f"/containers/{container}/archive",
+            {"path": "/"},
+            body=layer(files),
+            content_type="application/x-tar",
+        )
+        assert status == 200, answer
+        query = {"container": container, "repo": "forge-test", "tag": tag}
+        if changes:
+            query["changes"] = "\n".join(changes)
+        status, answer = api.call("POST", "/commit", query, body="{}")
+        assert status == 201, answer
+        yield str(json.loads(answer)["Id"])
+    finally:
+        api.call("DELETE", f"/containers/{container}", {"force": "1"})
+        api.call("DELETE", f"/images/forge-test:{tag}", {"force": "1"})
+
+
 def file_in_image(api: EngineApi, image: str, path: str) -> bytes:
     """A regular file of an image."""
     _, answer = api.call("POST", "/containers/create", body=json.dumps({"Image": image}))
