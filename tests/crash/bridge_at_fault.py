@@ -30,11 +30,14 @@ from forge_bridge.assembly import BridgeService
 from forge_bridge.cli import main
 from forge_bridge.runner import Runner
 from forge_bridge.settings import BridgeSettings
+from forge_bridge.state_root.evidence import EvidenceStore
+from forge_bridge.state_root.images import ImageIndex
 from forge_bridge.state_root.ledgers import LedgerStore
 from forge_bridge.state_root.messages import MessageStore
 from forge_core.errors import HubConnectionLost
 from forge_core.outbox import Entry
 from forge_core.ports import Engine
+from forge_edges.buildx import BuildxBuilder
 from forge_edges.docker_engine import DockerEngine
 from forge_edges.git_stores import GitStores
 from forge_edges.signalr import SignalRConnection
@@ -139,6 +142,11 @@ def install(fault: Fault) -> None:
         surround(LedgerStore, method, fault, lambda method, *_: f"{method} ledger")
     for method in ("write", "remove", "set_aside"):
         surround(MessageStore, method, fault, _message)
+    surround(BuildxBuilder, "build", fault, _plain)
+    for method in ("put", "remove"):
+        surround(ImageIndex, method, fault, lambda method, *_: f"{method} record")
+    for method in ("put", "put_set", "remove"):
+        surround(EvidenceStore, method, fault, lambda method, *_: f"{method} evidence")
     _surround_calls(fault)
     bridge_app.preflight = _noticed(bridge_app.preflight, fault)
     bridge_app.open_bridge = _opening(bridge_app.open_bridge, fault)

@@ -11,6 +11,9 @@ from forge_core.resources import ResourceVector
 from rig import git, wait_for
 
 OWED = ("attempts", "outbox", "cleanup-reports")
+LASTING = "forge-tooling-"
+"""What lives as long as the bridge that made it."""
+
 REFUSED = ("outbox/rejected", "cleanup-reports/rejected")
 
 
@@ -23,7 +26,8 @@ def verify_recovered(
     """
     wait_for(f"the end of {session_id}", lambda: _is_over(rig, session_id))
     wait_for("nothing to be owed", lambda: not files(rig, *OWED))
-    assert rig.resources() == []
+    assert [name for name in rig.resources() if not name.startswith(LASTING)] == []
+    _verify_images(rig)
     _verify_outcomes(rig, session_id, evidence, after)
     _verify_starts(rig, session_id)
     _verify_reports(rig, session_id, evidence)
@@ -53,6 +57,17 @@ def _verify_outcomes(rig: CrashRig, session_id: str, evidence: Evidence, after: 
     if commit is not None:
         store = rig.state_root / "repositories" / "sample.git"
         assert git(store, "rev-parse", f"{commit}^@") == rig.commit
+
+
+def _verify_images(rig: CrashRig) -> None:
+    """What the engine has is promoted and recorded, and what is recorded is there, proven."""
+    records = {path.stem for path in (rig.state_root / "images").glob("*.json")}
+    found = rig.images()
+    assert found.keys() == records
+    for key, names in found.items():
+        (name,) = names
+        assert name.endswith(f":{key}"), name
+        assert (rig.state_root / "attestations" / key).is_dir()
 
 
 def _verify_starts(rig: CrashRig, session_id: str) -> None:

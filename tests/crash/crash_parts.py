@@ -116,6 +116,8 @@ class CrashRig(Rig):
         self.orders = directory / "orders.json"
         self._environ = self._environment(
             DOCKER_HOST=engine.base_url,
+            DOCKER_CONFIG=engine.docker_config,
+            FORGE_DOCKER_EXECUTABLE=engine.docker_executable,
             FORGE_SERVER_URL=hub.url,
             FORGE_API_TOKEN=RUNNER_TOKEN,
             FORGE_RUNNER_ID=runner_id,
@@ -216,6 +218,15 @@ class CrashRig(Rig):
             )
             assert status == 201, answer
 
+    def images(self) -> dict[str, list[str]]:
+        """The names of every image that this runner has built, by the image's key."""
+        wanted = [f"{LABEL}runner-id={self.runner_id}", f"{LABEL}managed=image"]
+        filters = {"filters": json.dumps({"label": wanted})}
+        found = self.engine.api.get("/images/json", filters)
+        return {
+            image["Labels"][f"{LABEL}image-key"]: sorted(image["RepoTags"] or ()) for image in found
+        }
+
     def dispatches(self, session_id: str) -> list[dict[str, Any]]:
         """Those of the session's attempt, in the order of their fences."""
         (attempt,) = self.get(f"/sessions/{session_id}")["attempts"] or [{"dispatches": []}]
@@ -229,6 +240,9 @@ class CrashRig(Rig):
                 bridge.stop()
         finally:
             self.starts.close()
+            for names in self.images().values():
+                for name in names:
+                    self.engine.api.call("DELETE", f"/images/{quote(name, safe='')}")
         left = self.resources()
         assert not left, f"left in the engine: {left}"
 

@@ -7,6 +7,7 @@ part off, and returns the session, whether or not the bridge is still there.
 from __future__ import annotations
 
 import signal
+import uuid
 from collections.abc import Callable
 from typing import Protocol
 
@@ -27,6 +28,19 @@ def succeeds(rig: CrashRig, arm: Arm) -> str:
     """From the offer to the last acknowledgement, with one commit as output."""
     arm()
     return rig.dispatch(*AGENT)
+
+
+def builds(rig: CrashRig, arm: Arm) -> str:
+    """Likewise, in an image that has to be built first; PID 1's own tree is made as well."""
+    rig.bridge.stop()  # a tree that an earlier test had made would go on being used
+    rig.come_online()
+    dockerfile = f"FROM {rig.engine.busybox_image}\nUSER root\nRUN echo {uuid.uuid4()} > /made\n"
+    contract = "version: 1\nimage:\n  dockerfile: .forge/Dockerfile\n"
+    approved = rig.add_commit(
+        {".forge/forge.sandbox.yml": contract, ".forge/Dockerfile": dockerfile}
+    )
+    arm()
+    return rig.dispatch(*AGENT, approvedCommit=approved)
 
 
 def is_cancelled(rig: CrashRig, arm: Arm) -> str:
@@ -87,11 +101,12 @@ def replays(rig: CrashRig, arm: Arm) -> str:
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
-    for scenario in (succeeds, is_cancelled, expires, recovers, finds, replays)
+    for scenario in (succeeds, builds, is_cancelled, expires, recovers, finds, replays)
 }
 
 OUTCOMES: dict[str, Outcome] = {
     "succeeds": ("succeeded", None),
+    "builds": ("succeeded", None),
     "is_cancelled": ("cancelled", "cancelled"),
     "expires": ("failed", "start_timeout"),
     "recovers": ("failed", "bridge_stopped"),
