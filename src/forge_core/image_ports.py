@@ -66,6 +66,18 @@ class BuildRequest:
     build_contexts: Mapping[str, str] = field(default_factory=dict)
 
 
+class ImageNotBuilt(RefusedError):  # noqa: N818 - says what is the case
+    """A build gave no image.
+
+    :param message: for the log of the build, which stays here: it may repeat what was printed.
+    :ivar reason: for everybody else (B-90): nothing that a step, a registry or a Dockerfile said.
+    """
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message, code="image_build_failed")
+        self.reason = reason
+
+
 class ImageBuilder(Protocol):
     """Builds images with BuildKit (B-33, B-34)."""
 
@@ -83,7 +95,7 @@ class ImageBuilder(Protocol):
 
         :param context: a tar; read once.
         :param on_output: takes the build's output as it comes; never waits.
-        :raises RefusedError: ``image_build_failed``: a step failed, was killed, or took too long.
+        :raises ImageNotBuilt: a step failed, was killed, or took too long.
         :raises EngineOutOfDisk: the engine has no space for it.
         :raises EngineUnreachable: the builder is not to be had.
         """

@@ -23,13 +23,13 @@ import anyio
 import structlog
 
 from forge_core.errors import ForgeError, RefusedError
-from forge_core.image_ports import BuilderFacts, BuildLimits, BuildRequest
+from forge_core.image_ports import BuilderFacts, BuildLimits, BuildRequest, ImageNotBuilt
 from forge_core.labels import Owner
 from forge_core.ports import Clock, Disk, Engine
 from forge_edges.buildx_bases import Layouts, Sources, fetch, in_engine
 from forge_edges.buildx_cli import UNUSABLE, DockerCli
 from forge_edges.buildx_container import BuilderContainer
-from forge_edges.buildx_outcome import FAILED, Output, failure
+from forge_edges.buildx_outcome import Output, failure
 from forge_edges.buildx_probe import PROBE, keeps_policies, prepare_buildx
 from forge_edges.buildx_run import DiskGuard, build_arguments, context_of, image_of, run_build
 from forge_edges.docker_context import DockerEndpoint
@@ -163,26 +163,24 @@ class BuildxBuilder:
     ) -> str:
         """Build, and return the id of the image that the engine has under ``request.tag``.
 
-        :raises RefusedError: ``image_build_failed``: a step failed or took too long, a source is
-            not to be had, or this builder does not refuse what is not listed.
+        :raises ImageNotBuilt: a step failed or took too long, a source is not to be had, or this
+            builder does not refuse what is not listed.
         :raises EngineOutOfDisk: the engine has no space, or less than must remain.
         :raises EngineUnreachable: the engine went away.
         """
         what = f"build image {request.tag}"
         facts = await self.facts()
         if not self._keeps_policies[facts.identity]:
-            raise RefusedError(f"cannot {what}: {facts.shortcomings[-1]}", code=FAILED)
-        for source in request.sources:
-            await fetch(self._engine, self._cli, source)
+            why = f"the builder cannot be used: {facts.shortcomings[-1]}"
+            raise ImageNotBuilt(f"cannot {what}: {why}", reason=why)
         output = Output(on_output)
         async with self._under_way() as folder:
-            sources = await self._sources(request)
-            with first_failure():
-                async with self._ended_for_certain(), anyio.create_task_group() as group:
-                    if self._guard is not None:
-                        group.start_soon(self._guard.watch, what)
-                    exit_code = await self._run(request, sources, context, folder, output)
-                    group.cancel_scope.cancel()
+            async with self._leaving_space(what):
+                for source in request.sources:
+                    await fetch(self._engine, self._cli, source)
+                sources = await self._sources(request)
+            async with self._ended_for_certain(), self._leaving_space(what):
+                exit_code = await self._run(request, sources, context, folder, output)
             if exit_code != 0:
                 raise await self._failure(what, output, exit_code)
             return await image_of(self._engine, request, folder, what)
@@ -243,11 +241,18 @@ class BuildxBuilder:
                 on_output=on_output,
             )
         except ProcessTimedOut:
-            raise RefusedError(
-                f"cannot build image {request.tag}: it took longer than {request.timeout_ms} ms "
-                "and was ended",
-                code=FAILED,
-            ) from None
+            why = f"it took longer than {request.timeout_ms} ms and was ended"
+            raise ImageNotBuilt(f"cannot build image {request.tag}: {why}", reason=why) from None
+
+    @asynccontextmanager
+    async def _leaving_space(self, what: str) -> AsyncIterator[None]:
+        """What is done in the block ends where it would fill the engine's disk."""
+        with first_failure():
+            async with anyio.create_task_group() as group:
+                if self._guard is not None:
+                    group.start_soon(self._guard.watch, what)
+                yield
+                group.cancel_scope.cancel()
 
     @asynccontextmanager
     async def _ended_for_certain(self) -> AsyncIterator[None]:
@@ -282,11 +287,8 @@ class BuildxBuilder:
 
     async def _failure(self, what: str, output: Output, exit_code: int) -> ForgeError:
         if self._container is not None and not await self._container.is_running():
-            return RefusedError(
-                f"cannot {what}: the builder ended while it built; it ran out of memory or "
-                f"processes ({output.verdict()[:300]})",
-                code=FAILED,
-            )
+            why = "the builder ended while it built; it ran out of memory or processes"
+            return ImageNotBuilt(f"cannot {what}: {why} ({output.verdict()[:300]})", reason=why)
         return failure(what, output.verdict(), exit_code)
 
     @asynccontextmanager

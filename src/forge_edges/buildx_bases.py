@@ -18,6 +18,7 @@ import anyio
 import structlog
 
 from forge_core.errors import EngineNotFound, EngineOutOfDisk, RefusedError
+from forge_core.image_ports import ImageNotBuilt
 from forge_core.ports import Engine
 from forge_core.sandbox_spec import require_pinned
 from forge_edges.buildx_cli import UNUSABLE, DockerCli
@@ -46,7 +47,8 @@ class Sources:
 async def fetch(engine: Engine, cli: DockerCli, reference: str) -> None:
     """Have a pinned image in the engine: fetched once, with the operator's credentials.
 
-    :raises RefusedError: it is not pinned; code ``image_build_failed``: it is not to be had.
+    :raises RefusedError: it is not pinned.
+    :raises ImageNotBuilt: it is not to be had.
     :raises EngineOutOfDisk: the engine has no space for it.
     """
     name = require_pinned(without_tag(reference), field_name="the build's sources")
@@ -59,11 +61,11 @@ async def fetch(engine: Engine, cli: DockerCli, reference: str) -> None:
             return
         complaint = pulled.complaint()
         if NO_SPACE in complaint.lower():
-            raise EngineOutOfDisk(f"cannot fetch base image {name}: {complaint}") from None
-        raise RefusedError(
+            raise EngineOutOfDisk(f"cannot fetch base image {name}: {NO_SPACE}") from None
+        raise ImageNotBuilt(
             f"cannot fetch base image {name}: {complaint}; see that the engine can: "
             f"docker pull {name}",
-            code="image_build_failed",
+            reason=f"the base image {name} cannot be fetched",
         ) from None
 
 

@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from forge_core.errors import EngineOutOfDisk, EngineUnreachable, ForgeError, RefusedError
+from forge_core.errors import EngineOutOfDisk, EngineUnreachable, ForgeError
+from forge_core.image_ports import ImageNotBuilt
 
 NO_SPACE: Final = "no space left on device"
-FAILED: Final = "image_build_failed"
 KEPT_BYTES: Final = 64 * 1024
 _MAX_TEXT: Final = 500
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
+"""Commands and paths, as BuildKit quotes them (Go's ``%q``)."""
 _STEP: Final = re.compile(r'process ".*" did not complete successfully', re.DOTALL)
 _UNREACHABLE: Final = re.compile(
     # The CLI's words, and gRPC's for a connection that broke.
@@ -49,13 +51,13 @@ class Output:
 def failure(what: str, verdict: str, exit_code: int) -> ForgeError:
     """The error for a build that ended by itself.
 
-    A step's own complaint about space is no proof: what it prints is not looked at, and the
-    command that a verdict repeats is cut out first.
+    A step's own complaint about space is no proof: what it prints is not looked at, and what a
+    verdict repeats of the Dockerfile is cut out first.
     """
-    by_builder = _STEP.sub("", verdict).lower()
-    message = f"cannot {what}: {verdict[:_MAX_TEXT] or f'buildx ended with {exit_code}'}"
+    by_builder = _QUOTED.sub("", _STEP.sub("", verdict)).lower()
     if NO_SPACE in by_builder:
-        return EngineOutOfDisk(message)
+        return EngineOutOfDisk(f"cannot {what}: {NO_SPACE}")
     if _UNREACHABLE.search(by_builder) and not _STEP.search(verdict):
-        return EngineUnreachable(message)
-    return RefusedError(message, code=FAILED)
+        return EngineUnreachable(f"cannot {what}: the engine went away meanwhile")
+    said = verdict[:_MAX_TEXT] or f"buildx ended with {exit_code}"
+    return ImageNotBuilt(f"cannot {what}: {said}", reason="the build failed")

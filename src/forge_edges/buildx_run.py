@@ -12,13 +12,12 @@ from typing import Any, Final
 
 import anyio
 
-from forge_core.errors import EngineNotFound, EngineOutOfDisk, RefusedError
-from forge_core.image_ports import BuildLimits, BuildRequest
+from forge_core.errors import EngineNotFound, EngineOutOfDisk
+from forge_core.image_ports import BuildLimits, BuildRequest, ImageNotBuilt
 from forge_core.ports import Clock, Disk, Engine
 from forge_core.sandbox_spec import NO_CORE_BYTES
 from forge_edges.buildx_bases import Sources
 from forge_edges.buildx_cli import DockerCli
-from forge_edges.buildx_outcome import FAILED
 from forge_edges.buildx_policy import source_policy
 
 LOOK_MS: Final = 500
@@ -113,7 +112,7 @@ class DiskGuard:
 async def image_of(engine: Engine, request: BuildRequest, folder: Path, what: str) -> str:
     """The id of the image that was built: the client and the engine must say the same.
 
-    :raises RefusedError: they do not, or the labels are others.
+    :raises ImageNotBuilt: they do not, or the labels are others.
     """
     metadata = await anyio.to_thread.run_sync(_read_metadata, folder / _METADATA)
     claimed = {metadata.get(f"containerimage.{key}") for key in ("config.digest", "digest")}
@@ -122,14 +121,16 @@ async def image_of(engine: Engine, request: BuildRequest, folder: Path, what: st
     except EngineNotFound:
         image = {}
     if image.get("Id") not in claimed - {None}:
-        raise RefusedError(
+        raise ImageNotBuilt(
             f"cannot {what}: buildx says that it made {metadata}, and the engine has "
             f"{image.get('Id')} under that tag",
-            code=FAILED,
+            reason="the engine has another image than the one that was built",
         )
     labels = (image.get("Config") or {}).get("Labels") or {}
     if not request.labels.items() <= labels.items():
-        raise RefusedError(f"cannot {what}: its labels are {labels}", code=FAILED)
+        raise ImageNotBuilt(
+            f"cannot {what}: its labels are {labels}", reason="it does not carry our labels"
+        )
     return str(image["Id"])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge_core.errors import EngineOutOfDisk, EngineUnreachable, RefusedError
-from forge_core.image_ports import BuildLimits, BuildRequest
+from forge_core.image_ports import BuildLimits, BuildRequest, ImageNotBuilt
 from forge_core.labels import BUILDER, Owner
 from forge_edges.buildx_cli import DockerCli
 from forge_edges.buildx_container import builder_request, differences, inside_faults
@@ -129,22 +129,27 @@ STEP = 'process "/bin/sh -c {}" did not complete successfully: exit code: 1'
 @pytest.mark.parametrize(
     ("verdict", "kind"),
     [
-        (STEP.format("false"), RefusedError),
-        (STEP.format("echo no space left on device"), RefusedError),
-        (STEP.format("echo cannot connect to the docker daemon"), RefusedError),
-        (STEP.format('echo \\"x\\" did not complete successfully'), RefusedError),
+        (STEP.format("false"), ImageNotBuilt),
+        (STEP.format("echo no space left on device"), ImageNotBuilt),
+        (STEP.format("echo cannot connect to the docker daemon"), ImageNotBuilt),
+        (STEP.format('echo \\"x\\" did not complete successfully'), ImageNotBuilt),
         ("failed to copy: write /var/lib/x: no space left on device", EngineOutOfDisk),
         ("Cannot connect to the Docker daemon at unix:///x.", EngineUnreachable),
         ("rpc error: code = Unavailable desc = error reading from server: EOF", EngineUnreachable),
         ("Unavailable: error reading from server: EOF", EngineUnreachable),
-        ('failed to compute cache key: "/unavailable": not found', RefusedError),
-        ("", RefusedError),
+        ('failed to compute cache key: "/unavailable": not found', ImageNotBuilt),
+        ('failed to compute cache key: "/no space left on device": not found', ImageNotBuilt),
+        ('failed to compute cache key: "/\\"no space left on device": not found', ImageNotBuilt),
+        ("", ImageNotBuilt),
     ],
 )
 def test_only_the_builders_own_words_count(verdict: str, kind: type[Exception]) -> None:
     error = failure("build image a", verdict, 1)
     assert type(error) is kind
     assert str(error).startswith("cannot build image a: ")
+    # What may leave the runner repeats nothing that the builder was told or said (B-90).
+    told = error.reason if isinstance(error, ImageNotBuilt) else str(error)
+    assert not {"/bin/sh", "/var/lib/x:", "unix:///x.", "desc"} & set(told.split())
 
 
 def test_the_verdict_is_the_last_line_that_no_step_can_write() -> None:

@@ -23,7 +23,7 @@ from forge_bridge.images.records import ImageRecords
 from forge_bridge.sandbox.stage import StageContext, StageFailed, failure_of
 from forge_core.build_output import BuildOutput, KeptOutput
 from forge_core.contract import CONTRACT_PATH, DOCKERFILE_PATH
-from forge_core.errors import DiskUnusable, EngineNotFound, ForgeError, RefusedError
+from forge_core.errors import EngineNotFound, ForgeError, RefusedError
 from forge_core.image_names import ImageIdentity
 from forge_core.image_ports import (
     BuilderFacts,
@@ -33,6 +33,7 @@ from forge_core.image_ports import (
     GateRefused,
     ImageBuilder,
     ImageGates,
+    ImageNotBuilt,
 )
 from forge_core.image_retention import CachedImage
 from forge_core.sandbox_spec import (
@@ -230,11 +231,10 @@ class Build:
             truncated=log.truncated,
         )
         code, detail = failure_of(error)
-        if isinstance(error, RefusedError) and error.code == _UNUSABLE_BUILDER:
+        if isinstance(error, ImageNotBuilt):
+            detail = f"cannot build the image of the project: {error.reason}"
+        elif isinstance(error, RefusedError) and error.code == _UNUSABLE_BUILDER:
             code = FailureCode.IMAGE_BUILD_FAILED
-        if stage == PROJECT and code is FailureCode.IMAGE_BUILD_FAILED:
-            # What a build says does not leave the runner (B-90).
-            detail = "cannot build the image of the project: its build failed"
         where = f"the runner keeps the log in build-logs/{key}/{stage}.log"
         return ImageFailed(code, f"{detail}; {where}", told)
 
@@ -243,8 +243,9 @@ class Build:
             await self.records.build_logs.put(key, Evidence(f"{stage}.log", log.content))
             if isinstance(error, GateRefused) and error.evidence:
                 await self.records.attestations.put_set(key, error.evidence)
-        except DiskUnusable as unusable:
-            self.context.run.log.error("cannot keep the log of a build", error=str(unusable))
+        except ForgeError as unkept:
+            # Why the build failed is what counts.
+            self.context.run.log.error("cannot keep the log of a build", error=str(unkept))
         await self.records.prune(self.context.runner.clock.unix_seconds() * 1000)
 
 

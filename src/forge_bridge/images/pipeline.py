@@ -27,7 +27,6 @@ from forge_core.image_names import ImageIdentity
 from forge_core.image_ports import (
     BuilderFacts,
     BuildLimits,
-    GateRefused,
     ImageBuilder,
     ImageGates,
 )
@@ -155,7 +154,8 @@ class ImagePipeline:
             await self.gates.before_use(image.image_id, evidence)
         except EngineNotFound:
             return None
-        except GateRefused as refused:
+        except RefusedError as refused:
+            # A gate said no, or the evidence cannot be read: either costs a build and no more.
             logger.warning("an image does not pass any more; building it anew", why=str(refused))
             return None
         await self._note_use(context, image)

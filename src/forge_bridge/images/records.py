@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from forge_core.errors import DiskUnusable
+from forge_core.errors import ForgeError
 from forge_core.image_ports import Evidence
 from forge_core.image_retention import (
     CachedImage,
@@ -55,7 +55,7 @@ class ImageRecords:
     async def prune(self, now_ms: int) -> None:
         """Let go of what is too old or too much; never of what a usable image rests on.
 
-        A disk that does not let go ends nothing: the next call tries again.
+        What cannot be looked at or does not go ends nothing: the next call tries again.
 
         :param now_ms: wall clock.
         """
@@ -74,5 +74,5 @@ class ImageRecords:
             for evidence in doomed:
                 await self.build_logs.remove(evidence.image_key)
                 await self.attestations.remove(evidence.image_key)
-        except DiskUnusable as error:
+        except ForgeError as error:
             logger.error("cannot prune the evidence of images", error=str(error))
