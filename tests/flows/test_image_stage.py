@@ -18,6 +18,7 @@ from image_doubles import EVIDENCE, ScriptedBuilder, ScriptedGates, refusal
 from memory_engine import IMAGE, MemoryEngine
 
 from forge_core.errors import EngineOutOfDisk, RefusedError
+from forge_core.image_ports import ImageNotBuilt
 from forge_core.sandbox_spec import TOOLING_MOUNT
 
 BASE = "registry.example/base@sha256:" + "5" * 64
@@ -267,7 +268,7 @@ async def test_a_lease_that_ends_ends_the_build(tmp_path: Path) -> None:
 async def test_a_failed_build_leaves_a_log_and_says_nothing_of_it(tmp_path: Path) -> None:
     async with project(tmp_path) as at:
         at.builder.output = (f"#1 {MARKER}\n".encode(),)
-        at.builder.failure = RefusedError(f"it said {MARKER}", code="image_build_failed")
+        at.builder.failure = ImageNotBuilt(f"it said {MARKER}", reason="the build failed")
         attempt = await at.run(at.commit(FILES))
         result = await at.result(attempt)
         assert (result["outcome"], result["failureCode"]) == ("failed", "image_build_failed")
@@ -383,6 +384,45 @@ async def test_the_index_is_not_believed_blindly(tmp_path: Path, what: str) -> N
         assert (await at.result(second))["outcome"] == "succeeded"
         assert at.event(second, "image.resolved")["cache"] == "miss"
         assert len(at.builder.requests) == 2
+
+
+@pytest.mark.requirement("B-27", "B-30")
+@pytest.mark.parametrize("part", ["the directory", "a file"])
+async def test_evidence_that_cannot_be_read_costs_a_build_and_no_more(
+    tmp_path: Path, part: str
+) -> None:
+    async with project(tmp_path) as at:
+        commit = at.commit(FILES)
+        first = await at.run(commit)
+        await at.result(first)
+        key = at.event(first, "image.resolved")["imageKey"]
+        elsewhere = tmp_path / "elsewhere"
+        path = at.bridge.state_root / "attestations" / key
+        if part == "a file":
+            path /= "sbom.spdx.json"
+        path.rename(elsewhere)
+        path.symlink_to(elsewhere)
+        second = await at.run(commit)
+        assert (await at.result(second))["outcome"] == "succeeded"
+        assert at.event(second, "image.resolved")["cache"] == "miss"
+        third = await at.run(commit)
+        assert (await at.result(third))["outcome"] == "succeeded"
+        assert at.event(third, "image.resolved")["cache"] == "hit"
+        assert elsewhere.exists()
+
+
+@pytest.mark.requirement("B-90")
+async def test_a_log_that_cannot_be_kept_changes_no_failure(tmp_path: Path) -> None:
+    async with project(tmp_path) as at:
+        at.builder.failure = ImageNotBuilt("it failed", reason="the build failed")
+        logs = at.bridge.state_root / "build-logs"
+        logs.rmdir()
+        logs.write_text("in the way")
+        attempt = await at.run(at.commit(FILES))
+        assert (await at.result(attempt))["failureCode"] == "image_build_failed"
+        assert at.event(attempt, "build.failed")["stage"] == "project"
+        logs.unlink()
+        logs.mkdir(mode=0o700)
 
 
 @pytest.mark.requirement("B-29", "B-30")

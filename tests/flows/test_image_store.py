@@ -11,7 +11,7 @@ import pytest
 from forge_bridge.state_root import StateRoot
 from forge_bridge.state_root.evidence import EvidenceStore
 from forge_bridge.state_root.images import ImageIndex
-from forge_core.errors import DiskUnusable
+from forge_core.errors import DiskUnusable, RefusedError
 from forge_core.image_ports import Evidence
 from forge_core.image_retention import CachedImage
 from forge_core.sealed import encode, seal
@@ -169,3 +169,33 @@ async def test_who_takes_the_locks_sweeps_what_a_crash_left(tmp_path: Path) -> N
     lock.release()
     assert list(root.path.rglob(".tmp-*")) == []
     assert (root.path / "build-logs" / KEY / "project.log").exists()
+
+
+@pytest.mark.requirement("B-27", "B-90")
+async def test_what_somebody_put_in_the_place_of_evidence_is_not_followed(tmp_path: Path) -> None:
+    root = await opened(tmp_path / "state")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / ".tmp-theirs").write_text("theirs")
+    (outside / "sbom.spdx.json").write_text("theirs")
+    for part in ("build-logs", "attestations"):
+        (root.path / part / KEY).symlink_to(outside)
+        (root.path / part / OTHER).write_text("no directory")
+        (root.path / part / "notes").write_text("nothing of ours")
+        (root.path / part / ".tmp-link").symlink_to(outside)
+    (await root.acquire_engine_lock("engine", "runner", instance_id="one")).release()
+    for key in (KEY, OTHER):
+        with pytest.raises(RefusedError, match="not a directory"):
+            await root.attestations.read(key)
+        await root.build_logs.put(key, Evidence("project.log", b"failed"))
+        await root.attestations.put_set(key, DOCUMENTS)
+        assert set(await root.attestations.read(key)) == set(DOCUMENTS)
+        assert mode(root.path / "build-logs" / key) == 0o700
+    (root.path / "attestations" / ("c" * 64)).symlink_to(outside)
+    await root.attestations.remove("c" * 64)
+    names = {path.name for path in (root.path / "attestations").iterdir()}
+    assert names == {KEY, OTHER, "notes"}
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {
+        ".tmp-theirs": "theirs",
+        "sbom.spdx.json": "theirs",
+    }

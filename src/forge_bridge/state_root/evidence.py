@@ -1,7 +1,8 @@
 """``build-logs/`` and ``attestations/``: what is kept of an image key, for the operator.
 
 One directory a key, files of mode 0600 in it.  A log is replaced alone, attestations as a set: a
-reader sees all of them or none.
+reader sees all of them or none.  What stands in the place of such a directory and is none was put
+there by somebody else: it is never followed, and gives way.
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from forge_bridge.state_root.directory import DIRECTORY_MODE, prepare_part
 from forge_bridge.state_root.images import IMAGE_KEY
+from forge_core.errors import ForgeError, RefusedError
 from forge_core.image_ports import Evidence
 from forge_core.image_retention import KeptEvidence
 from forge_edges.durable_file import (
@@ -31,6 +37,8 @@ MAX_FILE_BYTES: Final = 64 << 20
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9.-]{0,63}")
 _UNFINISHED: Final = ".tmp-"
+
+logger = structlog.get_logger(__name__)
 
 
 class EvidenceStore:
@@ -70,42 +78,49 @@ class EvidenceStore:
 
     def tidy(self) -> None:
         """Sweep away what a crash left unfinished; blocks."""
-        with disk_errors("sweep", self._directory):
-            for path in self._directory.glob(f"{_UNFINISHED}*"):
-                shutil.rmtree(path)
-            for path in self._directory.iterdir():
-                sweep_temporary_files(path)
+        with disk_errors("list", self._directory):
+            paths = sorted(self._directory.iterdir())
+        for path in paths:
+            if path.name.startswith(_UNFINISHED):
+                _discard(path)
+            elif IMAGE_KEY.fullmatch(path.name) and _is_directory(path):
+                with suppress(ForgeError):  # it is in nobody's way
+                    sweep_temporary_files(path)
 
     def _path(self, image_key: str) -> Path:
         assert IMAGE_KEY.fullmatch(image_key), image_key
         return self._directory / image_key
 
     def _put(self, directory: Path, document: Evidence) -> None:
+        if not _is_directory(directory):
+            _discard(directory)
         prepare_part(directory)
         replace_file(_file(directory, document), document.content)
 
     def _put_set(self, directory: Path, documents: Sequence[Evidence]) -> None:
         fresh, old = self._unfinished(), self._unfinished()
-        with disk_errors("write", directory):
-            fresh.mkdir(mode=DIRECTORY_MODE)
-            try:
+        try:
+            with disk_errors("write", directory):
+                fresh.mkdir(mode=DIRECTORY_MODE)
                 for document in documents:
                     create_file(_file(fresh, document), document.content)
-                if directory.exists():
+                if _kind(directory) is not None:
                     directory.rename(old)
                 fresh.rename(directory)
                 sync_directory(self._directory)
-            finally:
-                for left in (fresh, old):
-                    if left.exists():
-                        shutil.rmtree(left)
+        finally:
+            for left in (fresh, old):
+                _discard(left)
 
     def _read(self, directory: Path) -> tuple[Evidence, ...]:
         with disk_errors("list", directory):
-            try:
-                paths = sorted(directory.iterdir())
-            except FileNotFoundError:
+            if _kind(directory) is None:
                 return ()
+            if not _is_directory(directory):
+                raise RefusedError(
+                    f"cannot read {directory}: it is not a directory", code="path_refused"
+                )
+            paths = sorted(directory.iterdir())
         names = [path for path in paths if _NAME.fullmatch(path.name)]
         return tuple(Evidence(path.name, read_file(path, MAX_FILE_BYTES)) for path in names)
 
@@ -124,8 +139,8 @@ class EvidenceStore:
                 directory.rename(away)
             except FileNotFoundError:
                 return
-            shutil.rmtree(away)
             sync_directory(self._directory)
+        _discard(away)
 
     def _unfinished(self) -> Path:
         return self._directory / f"{_UNFINISHED}{secrets.token_hex(16)}"
@@ -134,3 +149,28 @@ class EvidenceStore:
 def _file(directory: Path, document: Evidence) -> Path:
     assert _NAME.fullmatch(document.name), document.name
     return directory / document.name
+
+
+def _kind(path: Path) -> int | None:
+    """The type bits of the mode of what is there, links not followed; None: nothing."""
+    with disk_errors("look at", path):
+        try:
+            return stat.S_IFMT(path.lstat().st_mode)
+        except FileNotFoundError:
+            return None
+
+
+def _is_directory(path: Path) -> bool:
+    return _kind(path) == stat.S_IFDIR
+
+
+def _discard(path: Path) -> None:
+    """Remove whatever it is; what resists stays for the next sweep."""
+    try:
+        with disk_errors("remove", path):
+            if _is_directory(path):
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    except ForgeError as error:
+        logger.error("cannot discard what is not needed", error=str(error))
