@@ -95,7 +95,7 @@ RECIPES: Mapping[str, Recipe] = {
         user="0:0",
         command=("buildkitd",),
     ),
-    "squid": Recipe(("squid",), user="13:13", command=("squid", "-N")),
+    "squid": Recipe(("dash", "squid"), user="13:13", command=("squid", "-N")),
     # The services look like the images that their own projects publish.
     "postgres": Recipe(
         ("coreutils", "dash", "postgresql-15"),

@@ -28,6 +28,7 @@ from pydantic import SecretStr
 from forge_bridge import __version__
 from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachable
 from forge_bridge.doctor import Preflight, preflight, read_hardening
+from forge_bridge.egress.from_settings import custom_ca, egress_trial
 from forge_bridge.flows import drain
 from forge_bridge.flows.engine import watch as watch_engine
 from forge_bridge.flows.session import ConnectionFactory
@@ -120,6 +121,7 @@ async def open_bridge(
                 anyio.create_task_group() as tasks,
             ):
                 services = service_images(settings, images.gates.before_build)
+                egress = await egress_trial(settings, images.gates.before_build)
                 look = partial(
                     preflight,
                     engine,
@@ -130,11 +132,13 @@ async def open_bridge(
                     prover=images.prover,
                     builder=images.builder,
                     services=services,
+                    egress=egress,
                 )
                 checked = await look()
                 opened = Opened(settings, root, identity, clock, engine, disk, images, connections)
                 service = await _assemble(opened, checked, tasks, reach)
                 service.runner.services = services.usable
+                service.runner.egress = egress
 
                 async def look_again() -> Capabilities:
                     return (await look()).capabilities
@@ -237,6 +241,7 @@ async def sandbox_settings(
         supervisor_source=await anyio.Path(SUPERVISOR / "supervisor.py").read_text("utf-8"),
         bundle_source=await anyio.Path(SUPERVISOR / "bundle.py").read_text("utf-8"),
         hardening=hardening,
+        custom_ca=await custom_ca(settings),
         hard_wall_ms=settings.sandbox_hard_wall_seconds * 1000,
         idle_ms=settings.sandbox_idle_seconds * 1000,
         kill_grace_ms=settings.sandbox_kill_grace_seconds * 1000,

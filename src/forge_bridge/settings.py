@@ -50,7 +50,9 @@ VARIABLES: Final[Mapping[str, str]] = {
 }
 """Environment name → field name, in the order of the table."""
 
-NEVER_SHOWN: Final = frozenset({"FORGE_API_TOKEN", "FORGE_SERVER_URL"})
+NEVER_SHOWN: Final = frozenset(
+    {"FORGE_API_TOKEN", "FORGE_SERVER_URL", "FORGE_SANDBOX_UPSTREAM_PROXY"}
+)
 """A refused value of these is not repeated: a mistyped URL may hold a password."""
 
 _NEEDED_TO_RUN: Final = {

@@ -117,6 +117,12 @@ def _containment(s: BridgeSettings) -> Iterator[Problem]:
             "egress is to be enforced and there is no proxy to enforce it",
             "set FORGE_SANDBOX_EGRESS_PROXY_IMAGE",
         )
+    if s.sandbox_upstream_proxy_login_file is not None and s.sandbox_upstream_proxy is None:
+        yield Problem(
+            ("FORGE_SANDBOX_UPSTREAM_PROXY_LOGIN_FILE", "FORGE_SANDBOX_UPSTREAM_PROXY"),
+            "there is a login and no proxy that would take it",
+            "set FORGE_SANDBOX_UPSTREAM_PROXY",
+        )
     for name, variable in _GATES.items():
         if s.sandbox_image_policy_enforced and getattr(s, name) is None:
             yield Problem(
@@ -165,6 +171,10 @@ def _warnings(s: BridgeSettings) -> Iterator[str]:
         yield (
             "FORGE_SANDBOX_EGRESS_PROXY_IMAGE has no effect without "
             "FORGE_SANDBOX_EGRESS_ENFORCED=true"
+        )
+    if s.sandbox_upstream_proxy is not None and not s.sandbox_egress_enforced:
+        yield (
+            "FORGE_SANDBOX_UPSTREAM_PROXY has no effect without FORGE_SANDBOX_EGRESS_ENFORCED=true"
         )
     if s.sandbox_image_policy_file is not None and s.sandbox_vulnerability_executable is None:
         yield (

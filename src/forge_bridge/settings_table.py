@@ -402,6 +402,25 @@ class BridgeSettings(BaseSettings):
         False,
         "Whether public_allowlist is offered, through that proxy alone.",
     )
+    sandbox_upstream_proxy: Annotated[str | None, accept.proxy_url()] = setting(
+        "FORGE_SANDBOX_UPSTREAM_PROXY",
+        "B-54",
+        None,
+        "HTTP proxy that the egress proxy asks; it must refuse private addresses itself.",
+    )
+    sandbox_upstream_proxy_login_file: Annotated[Path | None, accept.absolute_path()] = setting(
+        "FORGE_SANDBOX_UPSTREAM_PROXY_LOGIN_FILE",
+        "B-54",
+        None,
+        "File with user:password for it, in mode 0600; read once at the start.",
+    )
+    sandbox_custom_ca: Annotated[Path | None, accept.absolute_path()] = setting(
+        "FORGE_SANDBOX_CUSTOM_CA",
+        "B-54",
+        None,
+        "Certificates in PEM that agents with a network trust instead of those of their image, "
+        "where a proxy on the way looks into TLS; read once at the start.",
+    )
     allow_open_public_sandbox: Annotated[bool, accept.flag()] = setting(
         "FORGE_ALLOW_OPEN_PUBLIC_SANDBOX",
         "B-39",

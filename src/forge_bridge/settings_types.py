@@ -28,6 +28,9 @@ MAX_TOKEN_CHARACTERS: Final = 8192
 _FLAGS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _DOCKER_CONTEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
 _EXECUTABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
+_PROXY_URL = re.compile(
+    r"http://(?!.*\.\.)[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?:[0-9]{1,5}"
+)
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _UNUSABLE: Final = ("is_loopback", "is_link_local", "is_multicast", "is_reserved", "is_unspecified")
 _LSM = re.compile(r"(?:apparmor=[A-Za-z0-9][A-Za-z0-9_./-]{0,127}|label=[a-z]+:[A-Za-z0-9_.:,-]+)")
@@ -230,6 +233,22 @@ def listen_address() -> Accepts:
         return text
 
     return Accepts("an IP address and a port, such as 127.0.0.1:9464", parse)
+
+
+def proxy_url() -> Accepts:
+    """Where an HTTP proxy is; who may use it is told elsewhere."""
+
+    def parse(value: object) -> str:
+        text = _text(value)
+        if not _PROXY_URL.fullmatch(text):
+            if "@" in text:
+                raise ValueError("it holds a login, which would be seen where settings are")
+            raise ValueError("it is not http://HOST:PORT")
+        if not 0 < int(text.rpartition(":")[2]) < 65_536:
+            raise ValueError("it has no port from 1 to 65535")
+        return text
+
+    return Accepts("http://HOST:PORT, such as http://proxy.example.org:3128", parse)
 
 
 def subnet_pool() -> Accepts:

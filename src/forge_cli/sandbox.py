@@ -168,6 +168,7 @@ async def _diagnosis(
 async def _preflight(settings: BridgeSettings) -> Preflight:
     from forge_bridge.doctor import preflight, read_hardening
     from forge_bridge.doctor.image_checks import passing_prover
+    from forge_bridge.egress.from_settings import egress_trial
     from forge_bridge.services.from_settings import service_images
     from forge_edges.docker_context import resolve_endpoint
     from forge_edges.docker_engine import DockerEngine
@@ -186,6 +187,7 @@ async def _preflight(settings: BridgeSettings) -> Preflight:
             instance_id=f"{DOCTOR}-{os.getpid()}",
             prover=prover,
             services=service_images(settings, prover.check_signatures),
+            egress=await egress_trial(settings, prover.check_signatures),
         )
 
 

@@ -18,8 +18,18 @@ from forge_core.subnet_pool import gateway_address
 AGENT_NETWORK: Final = "agent-network"
 EGRESS_NETWORK: Final = "egress-network"
 
+CONTAINS_EGRESS_FROM: Final = 23
+"""Major version of the engine: the internal networks of 20.10 keep a default route, and its
+resolver asks outside on their behalf (testbed.md, 5)."""
+
 NO_HOST_ADDRESS: Final = "com.docker.network.bridge.inhibit_ipv4"
 _TALK_TO_EACH_OTHER: Final = "com.docker.network.bridge.enable_icc"
+
+
+def contains_egress(engine_version: str) -> bool:
+    """Whether what is in an internal network of this engine stays there."""
+    major = engine_version.partition(".")[0]
+    return not major.isdecimal() or int(major) >= CONTAINS_EGRESS_FROM
 
 
 @dataclass(frozen=True, slots=True)

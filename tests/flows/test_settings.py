@@ -69,6 +69,8 @@ TABLE = {
     "FORGE_SERVICE_REDIS_IMAGE": (PINNED, PINNED, None),
     "FORGE_SERVICE_BROWSER_IMAGE": (PINNED, PINNED, None),
     "FORGE_SANDBOX_EGRESS_PROXY_IMAGE": (PINNED, PINNED, None),
+    "FORGE_SANDBOX_UPSTREAM_PROXY": ("http://proxy:3128", "http://proxy:3128", None),
+    "FORGE_SANDBOX_CUSTOM_CA": ("/etc/forge/ca.pem", Path("/etc/forge/ca.pem"), None),
     "FORGE_ALLOW_OPEN_PUBLIC_SANDBOX": ("true", True, False),
     "FORGE_ALLOW_DOCKER_DESKTOP_SANDBOX": ("true", True, False),
 }
@@ -80,6 +82,15 @@ REFUSED = {
     "FORGE_ALLOW_HOST_EXECUTION": ["maybe", "2"],
     "FORGE_MAX_CONCURRENT_SANDBOXES": ["0", "-1", "1.5", "1e3", "nan", "1_0", "9" * 40],
     "FORGE_SANDBOX_SUBNET_POOL": ["8.8.0.0/16", "10.0.0.1/8", "10.0.0.0/30", "fd00::/8", "x"],
+    "FORGE_SANDBOX_UPSTREAM_PROXY": [
+        *("proxy:3128", "https://proxy:3128", "http://proxy", "http://proxy:0", "http://-a:1"),
+        *(
+            "http://user:hunter2@proxy:3128",
+            "http://proxy:3128/",
+            "http://proxy:99999",
+            "http://a b:1",
+        ),
+    ],
     "FORGE_DOCKER_EXECUTABLE": ["docker run", "./docker", "-x"],
     "FORGE_DISK_HIGH_WATERMARK_PERCENT": ["100", "0", "95%"],
     "FORGE_MINIMUM_WORKSPACE_BYTES": ["-1", "1.5GiB", "99999999TiB"],
@@ -113,6 +124,7 @@ def test_each_setting_has_its_default_and_is_read_from_the_environment(variable:
     "names",
     [
         ("SANDBOX_EGRESS_ENFORCED=true", f"SANDBOX_EGRESS_PROXY_IMAGE={PINNED}"),
+        ("SANDBOX_UPSTREAM_PROXY_LOGIN_FILE=/etc/l", "SANDBOX_UPSTREAM_PROXY=http://proxy:1"),
         ("SANDBOX_SIGNATURE_EXECUTABLE=cosign", "SANDBOX_SIGNATURE_PUBLIC_KEY=/etc/cosign.pub"),
         (
             "SANDBOX_IMAGE_POLICY_ENFORCED=true",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from forge_bridge.doctor.egress_checks import egress_checks, network_policies
 from forge_bridge.doctor.engine_checks import ENGINE, engine_checks
 from forge_bridge.doctor.host_checks import account_of, host_checks
 from forge_bridge.doctor.inside_checks import (
@@ -20,9 +21,10 @@ from forge_bridge.doctor.probe import Inside, look_inside
 from forge_bridge.doctor.results import Check, CheckResult, Verdict, exit_code
 from forge_bridge.doctor.service_checks import service_checks, usable_services
 from forge_core.errors import EngineNotFound, ForgeError, RefusedError, RetryableError
+from forge_core.network_spec import contains_egress
 from forge_core.ports import Engine
 from forge_core.sandbox_spec import Hardening, image_faults, require_pinned
-from forge_core.wire.codes import NetworkPolicy, PublicationMode, Runtime
+from forge_core.wire.codes import PublicationMode, Runtime, ServiceName
 from forge_core.wire.shapes import Capabilities, EngineFacts, SandboxReadiness
 
 CONTAINER = Check("container", "A hardened container runs", "a probe container")
@@ -59,6 +61,7 @@ async def run_checks(engine: Engine, settings: PreflightSettings) -> Preflight:
             quota_check(None, settings),
             *policy_checks(settings),
             *service_checks(settings),
+            *egress_checks(settings),
         )
         return Preflight(results, capabilities(results, settings, None), settings.hardening)
     results, seen = await _look(engine, facts, info, settings)
@@ -86,6 +89,7 @@ async def _look(
         quota_check(seen, settings),
         *policy_checks(settings),
         *service_checks(settings),
+        *egress_checks(settings),
     ), seen
 
 
@@ -144,6 +148,12 @@ def sandbox_readiness(results: tuple[CheckResult, ...]) -> SandboxReadiness:
     return SandboxReadiness(ready=not blockers, blockers=blockers)
 
 
+def _services(settings: PreflightSettings, engine: EngineFacts | None) -> tuple[ServiceName, ...]:
+    """None where the network that they share with the agent would lead out."""
+    contained = engine is not None and contains_egress(engine.version)
+    return usable_services(settings) if contained else ()
+
+
 def capabilities(
     results: tuple[CheckResult, ...],
     settings: PreflightSettings,
@@ -161,8 +171,8 @@ def capabilities(
         quota_supported=has_quota,
         dedicated_disk=settings.dedicated_disk,
         sandbox_required=sandbox_readiness(results),
-        network_policies=(NetworkPolicy.NONE,) if Runtime.DOCKER in advertised else (),
-        services=usable_services(settings) if Runtime.DOCKER in advertised else (),
+        network_policies=network_policies(settings, engine) if Runtime.DOCKER in advertised else (),
+        services=_services(settings, engine) if Runtime.DOCKER in advertised else (),
         publication_modes=publication_modes(advertised, settings),
         image_policy_enforced="image_policy" in passed,
         signature_verification="signatures" in passed,

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.doctor.results import Check, CheckResult
+from forge_core.network_spec import contains_egress
 from forge_core.wire.shapes import EngineFacts
 
 ENGINE: Final = Check("engine", "The Docker Engine answers", "GET /version and /info")
@@ -17,8 +18,6 @@ CGROUP: Final = Check("cgroup_version", "It uses cgroup v2", "GET /info, CgroupV
 RESTART: Final = Check(
     "live_restore", "Attempts survive a restart of the engine", "GET /info, LiveRestoreEnabled"
 )
-CONTAINS_EGRESS_FROM: Final = 23
-"""Major version of the engine."""
 
 
 def engine_checks(
@@ -41,8 +40,7 @@ def engine_checks(
 
 def _api(facts: EngineFacts) -> CheckResult:
     evidence = f"API {facts.api_version} of Engine {facts.version}"
-    major = facts.version.partition(".")[0]
-    if major.isdecimal() and int(major) < CONTAINS_EGRESS_FROM:
+    if not contains_egress(facts.version):
         return API.warns(
             f"{evidence}: its internal networks keep a default route and its builder ignores "
             "source policies, so network policy none only, and no image builds",

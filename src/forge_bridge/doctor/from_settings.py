@@ -10,10 +10,12 @@ import anyio
 
 from forge_bridge.doctor.builder_checks import prove_builder
 from forge_bridge.doctor.checks import Preflight, run_checks
+from forge_bridge.doctor.egress_checks import prove_egress
 from forge_bridge.doctor.image_checks import ImageProver, Proofs
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.doctor.publication_checks import prove_publication
 from forge_bridge.doctor.service_checks import prove_services
+from forge_bridge.egress.trial import EgressTrial
 from forge_bridge.services.images import ServiceImages
 from forge_bridge.settings import BridgeSettings
 from forge_core.errors import RefusedError
@@ -35,6 +37,7 @@ async def preflight(
     prover: ImageProver | None = None,
     builder: ImageBuilder | None = None,
     services: ServiceImages | None = None,
+    egress: EgressTrial | None = None,
 ) -> Preflight:
     """Run every check for these settings.
 
@@ -44,6 +47,7 @@ async def preflight(
     :param prover: tries the image gates; None: nothing shows that they work.
     :param builder: is looked at likewise.
     :param services: their images are tried; what can be used it says afterwards.
+    :param egress: the way out is tried likewise; None: it is not to be offered.
     """
     proofs = Proofs()
     if prover is not None:
@@ -64,10 +68,14 @@ async def preflight(
         dedicated_disk=settings.sandbox_dedicated_disk,
         docker_desktop_allowed=settings.allow_docker_desktop_sandbox,
         host_execution_allowed=settings.allow_host_execution,
+        egress_enforced=settings.sandbox_egress_enforced,
+        open_public_allowed=settings.allow_open_public_sandbox,
     )
     if services is not None:
         known = replace(known, services=tuple(services.references))
         proofs |= await prove_services(services, engine, known)
+    if egress is not None:
+        proofs |= await prove_egress(egress, engine, known)
     return await run_checks(engine, replace(known, proofs=proofs.shown, failures=proofs.failed))
 
 

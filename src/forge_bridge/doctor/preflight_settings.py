@@ -32,5 +32,7 @@ class PreflightSettings:
     docker_desktop_allowed: bool = False
     host_execution_allowed: bool = False
     services: tuple[ServiceName, ...] = ()
+    egress_enforced: bool = False
+    open_public_allowed: bool = False
     proofs: Mapping[str, str] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)

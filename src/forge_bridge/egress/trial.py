@@ -21,18 +21,17 @@ from forge_bridge.flows.teardown import remove_all
 from forge_bridge.groups import first_error
 from forge_bridge.services.container import ServiceImage
 from forge_bridge.services.images import SignatureCheck, Trial, fit_image
-from forge_core.errors import EngineNotFound, EngineRefused, EngineTimedOut, ForgeError
+from forge_core.errors import EngineNotFound, EngineRefused, EngineTimedOut
 from forge_core.labels import Owner
-from forge_core.network_spec import NetworkSpec
+from forge_core.network_spec import NetworkSpec, contains_egress
 from forge_core.ports import Engine
 from forge_core.read_back import read_back
 from forge_core.sandbox_spec import ContainerSpec, container_request
 from forge_core.squid_conf import UpstreamProxy
 from forge_core.subnet_pool import SPARE_SUBNETS, SubnetPool, gateway_address
-from forge_core.wire.shapes import EngineFacts
 
-CONTAINS_EGRESS_FROM: Final = 23
-"""Major version of the engine: the internal networks of 20.10 keep a default route (testbed.md)."""
+EGRESS_CHECK: Final = "egress"
+"""The id of the finding."""
 
 TRIAL_S: Final = 90.0
 CLEAN_UP_S: Final = 60.0
@@ -41,12 +40,6 @@ PORTS: Final = (22, 80, 2375)
 """What a host is most likely to listen on; one that refuses is there as well."""
 
 _DEFAULT_BRIDGE: Final = "bridge"
-
-
-def contains_egress(facts: EngineFacts) -> bool:
-    """Whether what is in an internal network of this engine stays there."""
-    major = facts.version.partition(".")[0]
-    return not major.isdecimal() or int(major) >= CONTAINS_EGRESS_FROM
 
 
 @dataclass(slots=True)
@@ -71,9 +64,10 @@ class EgressTrial:
         :raises ForgeError: it does not hold, or it could not be tried.
         """
         self.image = None
-        if not contains_egress(facts := await trial.engine.facts()):
+        version = (await trial.engine.facts()).version
+        if not contains_egress(version):
             raise EngineRefused(
-                f"cannot contain egress on Engine {facts.version}: its internal networks keep a "
+                f"cannot contain egress on Engine {version}: its internal networks keep a "
                 "default route; upgrade to 26.1 or later"
             )
         image = await fit_image(trial.engine, self.reference)
@@ -156,15 +150,3 @@ class _TrialMaker:
             configs = (bridge.get("IPAM") or {}).get("Config") or ()
             hosts += [str(config["Gateway"]) for config in configs if config.get("Gateway")]
         return [(host, port) for host in hosts for port in PORTS]
-
-
-async def prove_egress(
-    egress: EgressTrial | None, trial: Trial
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Evidence, or why there is none, by check id; raises nothing that is expected."""
-    if egress is None:
-        return {}, {}
-    try:
-        return {"egress": await egress.prove(trial)}, {}
-    except ForgeError as error:
-        return {}, {"egress": str(error)}
