@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from forge_core.dockerignore import Ignore
 from forge_core.errors import ForgeError
@@ -107,6 +107,10 @@ class ExitStatus:
     error: str = ""
 
 
+PathKind = Literal["directory", "link", "other"]
+"""What is found at a path."""
+
+
 class Attachment(Protocol):
     """Both directions of a container's standard streams, attached before start."""
 
@@ -178,8 +182,11 @@ class Engine(ProgramRunner, Protocol):
         self, container: str, path: str, archive: AsyncIterable[bytes]
     ) -> None: ...
 
-    async def has_path(self, container: str, path: str) -> bool:
-        """Whether the container's filesystem has this path; nothing in it is run."""
+    async def path_kind(self, container: str, path: str) -> PathKind | None:
+        """What the container's filesystem has at this path; None: nothing.  Nothing is run.
+
+        A link at its end is told of, not followed.
+        """
 
     async def create_volume(
         self, name: str, labels: Mapping[str, str], *, size_bytes: int | None = None
@@ -203,12 +210,14 @@ class HostProgram:
 
     :param environment: all of it; a value may be a secret.
     :param labels: as those of a container.
+    :param memory_bytes: address space of each of its processes; None: no limit of ours.
     """
 
     argv: Sequence[str]
     directory: str
     environment: Mapping[str, str] = field(repr=False)
     labels: Mapping[str, str]
+    memory_bytes: int | None = None
 
 
 class HostRuntime(ProgramRunner, Protocol):

@@ -26,6 +26,9 @@ from forge_core.errors import RefusedError
 MAX_ENVIRONMENT_BYTES: Final = 8 << 20
 """More than execve(2) lets anybody hand over with the usual stack limit."""
 
+EXEC_LOOKS: Final = 50
+EXEC_LOOK_S: Final = 0.002
+_KERNEL_THREAD: Final = 0x0020_0000
 _DEAD: Final = frozenset({b"Z", b"X", b"x"})
 
 
@@ -110,16 +113,14 @@ def _kill(victims: Mapping[int, _Process], deadline: float) -> None:
 
 
 def _table() -> dict[int, _Process]:
-    """Every process that has not ended."""
+    """Every process that has not ended, but for the init, which nobody has started."""
     with os.scandir("/proc") as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isdecimal()]
-    return {pid: process for pid in pids if (process := _stat(pid)) is not None}
+    return {pid: process for pid in pids if pid > 1 and (process := _stat(pid)) is not None}
 
 
 def _stat(pid: int) -> _Process | None:
-    content = _read(f"/proc/{pid}/stat", 4096)
-    # The second field is the program's name, which may hold anything, parentheses too.
-    fields = content.rpartition(b")")[2].split()
+    fields = _fields(pid)
     if len(fields) < 20 or fields[0] in _DEAD:
         return None
     return _Process(int(fields[1]), int(fields[19]))
@@ -127,10 +128,35 @@ def _stat(pid: int) -> _Process | None:
 
 def _mark(pid: int, variable: str) -> str | None:
     name = variable.encode() + b"="
-    for entry in _read(f"/proc/{pid}/environ", MAX_ENVIRONMENT_BYTES).split(b"\0"):
+    for entry in _environment(pid).split(b"\0"):
         if entry.startswith(name):
             return entry[len(name) :].decode("utf-8", "replace")
     return None
+
+
+def _environment(pid: int) -> bytes:
+    """As the process was started with; in the middle of execve(2) it shows none for a moment."""
+    path = f"/proc/{pid}/environ"
+    content = _read(path, MAX_ENVIRONMENT_BYTES)
+    for _ in range(EXEC_LOOKS):
+        if content or not _is_starting(pid):
+            break
+        time.sleep(EXEC_LOOK_S)
+        content = _read(path, MAX_ENVIRONMENT_BYTES)
+    return content
+
+
+def _is_starting(pid: int) -> bool:
+    """Whether its environment has no place yet, which an empty one has (proc_pid_stat(5))."""
+    fields = _fields(pid)
+    if len(fields) < 49 or fields[0] in _DEAD or int(fields[6]) & _KERNEL_THREAD:
+        return False
+    return os.access(f"/proc/{pid}/environ", os.R_OK) and int(fields[48]) == 0
+
+
+def _fields(pid: int) -> list[bytes]:
+    """From the state on: the name before it may hold anything, parentheses too."""
+    return _read(f"/proc/{pid}/stat", 4096).rpartition(b")")[2].split()
 
 
 def _read(path: str, max_bytes: int) -> bytes:
