@@ -76,7 +76,8 @@ def _unpack(reader: int, directory: Path) -> None:
             _below(directory) as below,
         ):
             while (member := tar.next()) is not None:
-                tar.members.clear()
+                # It keeps every one that it has seen (tarfile, "TarFile Objects").
+                tar.members.clear()  # type: ignore[attr-defined]
                 _place(tar, member, below)
     except (tarfile.TarError, RefusedError) as error:
         raise RefusedError(
