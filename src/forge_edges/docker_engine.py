@@ -25,7 +25,7 @@ from forge_core.errors import (
     EngineTimedOut,
     EngineUnreachable,
 )
-from forge_core.ports import EngineImage, EngineResource, ExitStatus
+from forge_core.ports import EngineImage, EngineResource, ExitStatus, PathKind
 from forge_core.wire.codes import ResourceKind
 from forge_core.wire.shapes import EngineFacts
 from forge_edges.docker_attach import DockerAttachment, attach
@@ -38,6 +38,7 @@ from forge_edges.docker_facts import (
     engine_facts,
     engine_image,
     engine_resource,
+    path_kind,
 )
 from forge_edges.docker_stream import CHUNK_BYTES, Exchange, exchange
 from forge_edges.docker_transport import UnixSocketAdapter
@@ -239,8 +240,8 @@ class DockerEngine:
                 raise
             await raw.raise_for_error(await raw.read_head())
 
-    async def has_path(self, container: str, path: str) -> bool:
-        """Whether the container's root filesystem has this path; nothing is run.
+    async def path_kind(self, container: str, path: str) -> PathKind | None:
+        """What the container's root filesystem has at this path; None: nothing.  Nothing is run.
 
         :raises EngineNotFound: no such container.
         """
@@ -253,9 +254,9 @@ class DockerEngine:
                 await raw.raise_for_error(head)
             except EngineNotFound as error:
                 if "could not find the file" in str(error).lower():
-                    return False
+                    return None
                 raise
-            return True
+            return path_kind(head.headers.get("x-docker-container-path-stat", ""), what)
 
     async def create_volume(
         self, name: str, labels: Mapping[str, str], *, size_bytes: int | None = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from forge_core.errors import EngineRefused
-from forge_core.ports import EngineImage, EngineResource
+from forge_core.ports import EngineImage, EngineResource, PathKind
 from forge_core.wire.codes import ResourceKind
 from forge_core.wire.shapes import EngineFacts, EngineLimits
 
@@ -16,6 +18,8 @@ OLDEST_API: Final = "1.41"  # Engine 20.10
 NEWEST_API: Final = "1.45"  # Engine 26.1; newer engines serve it too
 UNKNOWN_TIME: Final = "1970-01-01T00:00:00.000Z"
 
+_GO_MODE_DIRECTORY: Final = 1 << 31
+_GO_MODE_LINK: Final = 1 << 27
 _FRACTION = re.compile(r"\.(\d{1,6})\d*")
 
 
@@ -101,6 +105,20 @@ def engine_image(item: Mapping[str, Any]) -> EngineImage:
     """One item of the engine's image list; to some engines, no name at all is one too."""
     names = [name for name in item.get("RepoTags") or () if name != "<none>:<none>"]
     return EngineImage(str(item["Id"]), tuple(names), dict(item.get("Labels") or {}))
+
+
+def path_kind(stat: str, what: str) -> PathKind:
+    """What an ``X-Docker-Container-Path-Stat`` header describes: base64 of JSON, its mode as Go's.
+
+    :raises EngineRefused: that is no such header.
+    """
+    try:
+        mode = int(json.loads(base64.b64decode(stat, validate=True))["mode"])
+    except (ValueError, KeyError, TypeError):
+        raise EngineRefused(f"cannot {what}: the engine does not say what it is") from None
+    if mode & _GO_MODE_LINK:
+        return "link"
+    return "directory" if mode & _GO_MODE_DIRECTORY else "other"
 
 
 def from_unix(seconds: object) -> str:

@@ -308,8 +308,9 @@ class EngineContract:
 
     async def test_paths_are_seen_without_running_anything(self, subject: Subject) -> None:
         container = await subject.create(subject.spec("exit 0"))
-        assert await subject.engine.has_path(container, "/bin/sh")
-        assert not await subject.engine.has_path(container, PRELOAD_FILE)
+        assert await subject.engine.path_kind(container, "/bin/sh")
+        assert await subject.engine.path_kind(container, "/") == "directory"
+        assert await subject.engine.path_kind(container, PRELOAD_FILE) is None
 
     async def test_a_volume_is_new_or_refused(self, subject: Subject) -> None:
         name, labels = subject.owner.name("workspace"), subject.owner.labels("workspace")
@@ -465,7 +466,7 @@ class EngineContract:
             engine.wait_container(name, timeout_ms=LONG_MS),
             engine.remove_container(name),
             engine.put_archive(name, "/", archive_with(file=b"x")),
-            engine.has_path(name, "/"),
+            engine.path_kind(name, "/"),
             engine.remove_volume(name),
             engine.remove_network(name),
             engine.inspect_image(f"{name}:none"),

@@ -46,13 +46,13 @@ LOOKS: Final = frozenset(
     {
         "attach",
         "facts",
-        "has_path",
         "info",
         "inspect_container",
         "inspect_image",
         "list_images",
         "list_resources",
         "network_endpoints",
+        "path_kind",
         "wait_container",
     }
 )

@@ -68,7 +68,7 @@ async def big_archive(size_bytes: int) -> AsyncIterator[bytes]:
 
 
 async def test_memory_stays_flat_whatever_the_size(door: DockerEngine, container: str) -> None:
-    await door.has_path(container, "/")  # everything is imported and connected once
+    await door.path_kind(container, "/")  # everything is imported and connected once
     tracemalloc.start()
     try:
         await door.put_archive(container, WORKSPACE_VOLUME, big_archive(BIG_BYTES))
@@ -100,7 +100,7 @@ async def test_a_source_that_fails_fails_the_call_with_its_own_error(
 
     with pytest.raises(SourceError):
         await door.put_archive(container, WORKSPACE_VOLUME, failing())
-    assert await door.has_path(container, WORKSPACE_VOLUME)
+    assert await door.path_kind(container, WORKSPACE_VOLUME)
 
 
 async def test_a_cancelled_archive_lets_go_at_once(door: DockerEngine, container: str) -> None:

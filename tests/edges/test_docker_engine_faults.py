@@ -104,7 +104,7 @@ async def test_nothing_waits_for_a_frozen_engine(
                 engine_door.facts(),
                 engine_door.list_resources(runner_filter("r1")),
                 engine_door.wait_container("c1", timeout_ms=3_600_000),
-                engine_door.has_path("c1", "/"),
+                engine_door.path_kind("c1", "/"),
                 engine_door.put_archive("c1", "/", tar()),
                 attach(),
             ):

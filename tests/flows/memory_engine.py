@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 
 from forge_core.errors import EngineConflict, EngineNotFound, EngineTimedOut, EngineUnreachable
-from forge_core.ports import EngineImage, EngineResource, ExitStatus
+from forge_core.ports import EngineImage, EngineResource, ExitStatus, PathKind
 from forge_core.sandbox_spec import TOOLING_MOUNT
 from forge_core.wire.codes import ResourceKind
 from forge_core.wire.shapes import EngineFacts, EngineLimits
@@ -155,7 +155,7 @@ class MemoryEngine:
     :ivar images: those that it can list, by id; any other is there all the same, without a name.
     :ivar configs: what an image declares, by id.
     :ivar requests: everything that was asked for as a container.
-    :ivar paths: what every container has.
+    :ivar paths: what every container has, by path.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class MemoryEngine:
         self.images: dict[str, EngineImage] = {}
         self.configs: dict[str, Mapping[str, Any]] = {}
         self.requests: list[Mapping[str, Any]] = []
-        self.paths: tuple[str, ...] = ()
+        self.paths: Mapping[str, PathKind] = {}
         self._tasks: anyio.abc.TaskGroup
 
     @asynccontextmanager
@@ -295,8 +295,8 @@ class MemoryEngine:
         async for _ in archive:
             continue
 
-    async def has_path(self, container: str, path: str) -> bool:
-        return path in self.paths
+    async def path_kind(self, container: str, path: str) -> PathKind | None:
+        return self.paths.get(path)
 
     async def create_volume(
         self, name: str, labels: Mapping[str, str], *, size_bytes: int | None = None

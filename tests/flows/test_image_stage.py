@@ -19,6 +19,7 @@ from memory_engine import IMAGE, MemoryEngine
 
 from forge_core.errors import EngineOutOfDisk, RefusedError
 from forge_core.image_ports import ImageNotBuilt
+from forge_core.ports import PathKind
 from forge_core.sandbox_spec import TOOLING_MOUNT
 
 BASE = "registry.example/base@sha256:" + "5" * 64
@@ -429,15 +430,18 @@ async def test_a_log_that_cannot_be_kept_changes_no_failure(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("config", "paths", "word"),
     [
-        ({"Volumes": {"/data": {}}}, (), "VOLUME"),
-        ({"OnBuild": ["RUN evil"]}, (), "ONBUILD"),
-        ({"Labels": {"dev.forge.managed": "bridge"}}, (), "dev.forge.managed"),
-        ({}, ("/etc/ld.so.preload",), "/etc/ld.so.preload"),
-        ({}, (TOOLING_MOUNT,), TOOLING_MOUNT),
+        ({"Volumes": {"/data": {}}}, {}, "VOLUME"),
+        ({"OnBuild": ["RUN evil"]}, {}, "ONBUILD"),
+        ({"Labels": {"dev.forge.managed": "bridge"}}, {}, "dev.forge.managed"),
+        ({}, {"/etc/ld.so.preload": "link"}, "/etc/ld.so.preload"),
+        ({}, {"/.forge": "directory", TOOLING_MOUNT: "directory"}, TOOLING_MOUNT),
+        ({}, {"/.forge": "link"}, "/.forge is no directory"),
+        ({}, {"/workspace": "other"}, "/workspace is no directory"),
+        ({}, {"/tmp": "link"}, "/tmp is no directory"),
     ],
 )
 async def test_an_image_that_would_change_a_container_is_not_promoted(
-    tmp_path: Path, config: dict[str, Any], paths: tuple[str, ...], word: str
+    tmp_path: Path, config: dict[str, Any], paths: dict[str, PathKind], word: str
 ) -> None:
     async with project(tmp_path) as at:
         at.builder.config, at.engine.paths = config, paths
@@ -447,6 +451,7 @@ async def test_an_image_that_would_change_a_container_is_not_promoted(
         assert word in result["summary"]
         assert at.event(attempt, "build.failed")["stage"] == "contents"
         assert at.engine.images == {}
+        assert at.engine.containers == {}
         assert [gate for gate, _ in at.gates.asked] == ["before_build"]
 
 

@@ -25,7 +25,7 @@ from forge_core.errors import (
     ForgeError,
 )
 from forge_core.labels import ROLE
-from forge_core.ports import EngineImage, EngineResource, ExitStatus
+from forge_core.ports import EngineImage, EngineResource, ExitStatus, PathKind
 from forge_core.wire.codes import ResourceKind
 
 from .faults import Faults
@@ -366,10 +366,11 @@ class SimulatedEngine:
             raise EngineRefused(f"cannot fill {path} of container {reference}: read-only")
         raise EngineNotFound(f"cannot fill {path} of container {reference}: no such path")
 
-    def has_path(self, reference: str, path: str) -> bool:
+    def path_kind(self, reference: str, path: str) -> PathKind | None:
         """Every image has a shell and no preload file."""
         self.container(reference, f"look for {path} in")
-        return path in ("/", "/bin/sh")
+        kinds: Mapping[str, PathKind] = {"/": "directory", "/bin/sh": "other"}
+        return kinds.get(path)
 
     def inspect_image(self, reference: str) -> Mapping[str, Any]:
         """As the port says."""

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 import anyio
 
 from forge_core.errors import EngineTimedOut, EngineUnreachable, ForgeError
-from forge_core.ports import EngineImage, EngineResource, ExitStatus
+from forge_core.ports import EngineImage, EngineResource, ExitStatus, PathKind
 from forge_core.wire.shapes import EngineFacts, EngineLimits
 
 from .engine import PROCESS, Container, SimulatedEngine, settle
@@ -134,9 +134,9 @@ class EngineDoor:
         content = b"".join([piece async for piece in archive])
         await self._ask("put_archive", self._engine.put_archive, container, path, content)
 
-    async def has_path(self, container: str, path: str) -> bool:
+    async def path_kind(self, container: str, path: str) -> PathKind | None:
         """See the port."""
-        return await self._ask("has_path", self._engine.has_path, container, path)
+        return await self._ask("path_kind", self._engine.path_kind, container, path)
 
     async def create_volume(
         self, name: str, labels: Mapping[str, str], *, size_bytes: int | None = None

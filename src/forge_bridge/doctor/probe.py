@@ -118,7 +118,7 @@ async def _run(engine: Engine, spec: ContainerSpec, settings: PreflightSettings)
     faults = read_back(request, await engine.inspect_container(container))
     if faults:
         raise EngineRefused(f"cannot trust the engine with a container: {'; '.join(faults)}")
-    if await engine.has_path(container, PRELOAD_FILE):
+    if await engine.path_kind(container, PRELOAD_FILE):
         raise RefusedError(
             f"cannot use image {spec.image}: it has {PRELOAD_FILE}", code="image_refused"
         )

@@ -125,7 +125,7 @@ async def _create_proxy(
         address=address,
     )
     container = await maker.create_container(spec)
-    if await maker.engine.has_path(container, PRELOAD_FILE):
+    if await maker.engine.path_kind(container, PRELOAD_FILE):
         raise RefusedError(
             f"cannot use the egress proxy's image: it has {PRELOAD_FILE}",
             code=FailureCode.IMAGE_POLICY_DENIED,

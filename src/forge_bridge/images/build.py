@@ -11,7 +11,7 @@ usable, and the next start removes every image that has none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -36,11 +36,13 @@ from forge_core.image_ports import (
     ImageNotBuilt,
 )
 from forge_core.image_retention import CachedImage
+from forge_core.ports import Engine
 from forge_core.sandbox_spec import (
     MIN_CPU_MILLIS,
     MIN_MEMORY_BYTES,
     PRELOAD_FILE,
     TOOLING_MOUNT,
+    WORKSPACE_VOLUME,
     ContainerSpec,
     image_faults,
 )
@@ -54,6 +56,10 @@ GATES: Final = "gates"
 PROMOTION: Final = "promotion"
 
 CHECK_ROLE: Final = "image-check"
+TOOLING_PARENT: Final = TOOLING_MOUNT.rpartition("/")[0]
+MOUNT_POINTS: Final = (TOOLING_PARENT, WORKSPACE_VOLUME, "/tmp", "/run")  # noqa: S108 - inside
+"""Where a link in the image would lead what is mounted there to another place."""
+
 BUILD_MS: Final = 2 * 3_600_000
 """A build that nobody ends; leases end it sooner as a rule."""
 
@@ -167,10 +173,12 @@ class Build:
         faults = [*image_faults(inspected, ours=self.identity.labels)]
         if not faults:
             container = await self.context.create_container(self._check_spec(image_id))
-            engine = self.context.engine
-            paths = (PRELOAD_FILE, TOOLING_MOUNT)
-            faults = [f"it has {path}" for path in paths if await engine.has_path(container, path)]
-            await self.context.remove_container(container)
+            try:
+                faults = [f async for f in _faults_in(self.context.engine, container)]
+            finally:
+                # A candidate cannot go while a container is made of it.
+                with anyio.move_on_after(UNDO_S, shield=True):
+                    await self.context.remove_container(container)
         if faults:
             raise _denied(f"cannot use the image of the project: {'; '.join(faults)}")
 
@@ -247,6 +255,21 @@ class Build:
             # Why the build failed is what counts.
             self.context.run.log.error("cannot keep the log of a build", error=str(unkept))
         await self.records.prune(self.context.runner.clock.unix_seconds() * 1000)
+
+
+async def _faults_in(engine: Engine, container: str) -> AsyncIterator[str]:
+    """What would come between PID 1 and its files."""
+    if await engine.path_kind(container, PRELOAD_FILE) is not None:
+        yield f"it has {PRELOAD_FILE}"
+    kinds = {path: await engine.path_kind(container, path) for path in MOUNT_POINTS}
+    for path, kind in kinds.items():
+        if kind not in (None, "directory"):
+            yield f"its {path} is no directory, and a sandbox mounts its own there"
+    if (
+        kinds[TOOLING_PARENT] == "directory"
+        and await engine.path_kind(container, TOOLING_MOUNT) is not None
+    ):
+        yield f"it has {TOOLING_MOUNT}"
 
 
 def _denied(why: str) -> RefusedError:

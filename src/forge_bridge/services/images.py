@@ -204,7 +204,7 @@ async def _run(
     container = await engine.create_container(name, asked)
     if faults := read_back(asked, await engine.inspect_container(container)):
         raise EngineRefused(f"cannot trust the engine with a container: {'; '.join(faults)}")
-    if await engine.has_path(container, PRELOAD_FILE):
+    if await engine.path_kind(container, PRELOAD_FILE):
         raise _denied(image.reference, f"it has {PRELOAD_FILE}")
     async with engine.attach(container) as stream:
         process = ServiceProcess(stream, orders, masker)
