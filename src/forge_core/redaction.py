@@ -2,8 +2,8 @@
 
 Every secret is looked for in the forms in which programs print it: as it is, with its line ends
 turned into something else, each longer line alone, in JSON, in URLs, in hexadecimal and in base64
-(also inside a larger base64 text, where it can stand in three alignments, and wrapped).  All that
-any form covers becomes ``***``, overlapping and adjoining finds together once.
+(also inside a larger base64 text, where it can stand in three alignments and be wrapped anywhere).
+All that any form covers becomes ``***``, overlapping and adjoining finds together once.
 
 Long forms are looked for in pieces of :data:`PIECE` characters, so that a part of a secret is
 found too, and so that a stream holds back little: only a tail that could be the beginning of a
@@ -16,7 +16,8 @@ import base64
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from heapq import merge
 from typing import Final
 from urllib.parse import quote, quote_plus
 
@@ -34,8 +35,11 @@ PIECE: Final = 32
 MAX_SECRETS: Final = 2**20
 """All secrets of one masker together, in characters."""
 
+MIN_BEFORE_LINE_END: Final = 4
+"""Fewer characters of a wrapped base64 text can stay, so that no line waits for the next one."""
+
 _MAX_ANCHOR: Final = 8
-_BASE64_WIDTHS: Final = (64, 76)
+_LINE_END: Final = re.compile(r"\r?\n")
 _ENCODE_URI_COMPONENT_SAFE: Final = "!'()*"
 
 
@@ -58,7 +62,10 @@ class Masker:
                 code="secrets_too_large",
             )
         forms = {form for value in maskable for form in _forms(value) if len(form) >= MIN_SECRET}
-        self._finder = _Finder({piece for form in forms for piece in _pieces(form)})
+        pieces = {piece for form in forms for piece in _pieces(form)}
+        encoded = {form for value in maskable for form in _base64_forms(value)}
+        wrapped = {piece for form in encoded for piece in _pieces(form)}
+        self._finder = _Finder(pieces | set(_ends_of(wrapped)), wrapped)
 
     def mask(self, text: str) -> str:
         """The whole text, masked."""
@@ -127,11 +134,15 @@ class _Finder:
 
     A regular expression of one character class a position skips what no piece begins like;
     what it leaves is looked up by its first characters.
+
+    :param wrapped: the pieces that are found although a line ends in them.
     """
 
-    def __init__(self, pieces: set[str]) -> None:
+    def __init__(self, pieces: set[str], wrapped: set[str]) -> None:
         self._pieces = frozenset(pieces)
+        self._wrapped = frozenset(wrapped)
         self._sorted = sorted(pieces)
+        self._sorted_wrapped = sorted(wrapped)
         self._longest = max(map(len, pieces), default=0)
         self._firsts = frozenset(piece[0] for piece in pieces)
         self._anchor = min(_MAX_ANCHOR, min(map(len, pieces), default=0))
@@ -139,34 +150,72 @@ class _Finder:
         for piece in pieces:
             lengths.setdefault(piece[: self._anchor], set()).add(len(piece))
         self._lengths = {key: tuple(sorted(each, reverse=True)) for key, each in lengths.items()}
-        classes = [_class_of({key[n] for key in lengths}) for n in range(self._anchor)]
-        self._candidates = re.compile(
-            f"{classes[0]}(?={''.join(classes[1:])})" if classes else r"\Z."
-        )
+        self._candidates = _candidates(lengths)
+        self._wrapped_candidates = _candidates({piece[: self._anchor] for piece in wrapped})
 
     def find(self, text: str, end: int) -> Iterator[tuple[int, int]]:
         """Start and stop of the longest piece at every position before ``end``, in order."""
-        for candidate in self._candidates.finditer(text):
-            start = candidate.start()
-            if start >= end:
-                return
-            for length in self._lengths.get(text[start : start + self._anchor], ()):
-                piece = text[start : start + length]  # shorter at the end of the text
-                if piece in self._pieces:
-                    yield start, start + len(piece)
-                    break
+        return merge(self._find_whole(text, end), self._find_wrapped(text, end))
 
     def undecided_from(self, text: str) -> int:
         """Where the longest tail begins that could be the beginning of a piece."""
-        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+        longest = self._longest + len("\r\n")
+        for start in range(max(0, len(text) - longest + 1), len(text)):
             if text[start] in self._firsts and self._begins_a_piece(text[start:]):
                 return start
         return len(text)
 
+    def _find_whole(self, text: str, end: int) -> Iterator[tuple[int, int]]:
+        for candidate in self._candidates.finditer(text):
+            start = candidate.start()
+            if start >= end:
+                return
+            piece = self._longest_at(text, start, self._pieces)
+            if piece:
+                yield start, start + len(piece)
+
+    def _find_wrapped(self, text: str, end: int) -> Iterator[tuple[int, int]]:
+        """Pieces in which a line ends; a line that is wrapped is longer than a piece."""
+        for line_end in _LINE_END.finditer(text) if self._wrapped else ():
+            first, last = line_end.span()
+            begin = max(0, first - self._longest + 1)
+            joined = text[begin:first] + text[last : last + self._longest]
+            for candidate in self._wrapped_candidates.finditer(joined):
+                start = begin + candidate.start()
+                if start >= end or start > first - MIN_BEFORE_LINE_END:
+                    break
+                piece = self._longest_at(joined, candidate.start(), self._wrapped)
+                if start + len(piece) > first:
+                    yield start, start + len(piece) + last - first
+
+    def _longest_at(self, text: str, start: int, pieces: frozenset[str]) -> str:
+        for length in self._lengths.get(text[start : start + self._anchor], ()):
+            piece = text[start : start + length]  # shorter at the end of the text
+            if piece in pieces:
+                return piece
+        return ""
+
     def _begins_a_piece(self, tail: str) -> bool:
-        """Whether a piece is longer than ``tail`` and starts with it."""
-        after = bisect_right(self._sorted, tail)
-        return after < len(self._sorted) and self._sorted[after].startswith(tail)
+        """Whether a piece is longer than ``tail`` and starts with it, across a line's end too."""
+        if _begins_one_of(self._sorted, tail):
+            return True
+        if "\n" not in tail and not tail.endswith("\r"):
+            return False
+        head, _, rest = tail.replace("\r\n", "\n").removesuffix("\r").partition("\n")
+        return len(head) >= MIN_BEFORE_LINE_END and _begins_one_of(
+            self._sorted_wrapped, head + rest
+        )
+
+
+def _begins_one_of(pieces: Sequence[str], tail: str) -> bool:
+    after = bisect_right(pieces, tail)
+    return after < len(pieces) and pieces[after].startswith(tail)
+
+
+def _candidates(anchors: Collection[str]) -> re.Pattern[str]:
+    """Matches where each character is one that some anchor has at its place."""
+    classes = [_class_of(set(characters)) for characters in zip(*anchors, strict=True)]
+    return re.compile(f"{classes[0]}(?={''.join(classes[1:])})" if classes else r"\Z.")
 
 
 def _class_of(characters: set[str]) -> str:
@@ -180,13 +229,29 @@ def _pieces(form: str) -> Iterator[str]:
     yield form[-PIECE:]
 
 
+def _ends_of(wrapped: Iterable[str]) -> Iterator[str]:
+    """What stands in the next line when a line ends a few characters after a piece began."""
+    for piece in wrapped:
+        for cut in range(1, MIN_BEFORE_LINE_END):
+            if len(piece) - cut >= MIN_LINE:
+                yield piece[cut:]
+
+
+def _base64_forms(secret: str) -> Iterator[str]:
+    for value in {secret, secret.strip()}:
+        for form in _in_base64(value.encode("utf-8", "surrogatepass")):
+            if len(form) >= MIN_LINE:
+                yield form
+
+
 def _forms(secret: str) -> Iterator[str]:
     """Everything that prints as the secret."""
     yield from _as_text(secret)
     for value in {secret, secret.strip()}:
         raw = value.encode("utf-8", "surrogatepass")
-        yield json.dumps(value)[1:-1]
-        yield json.dumps(value, ensure_ascii=False)[1:-1]
+        for encoded in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
+            yield encoded[1:-1]
+            yield encoded[1:-1].replace("/", "\\/")
         yield from _in_urls(raw)
         yield raw.hex()
         yield raw.hex().upper()
@@ -222,15 +287,4 @@ def _in_base64(raw: bytes) -> Iterator[str]:
     for offset, undecided in enumerate((0, 2, 3)):
         decided = (offset + len(raw)) * 8 // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
-            encoded = encode(b"\0" * offset + raw).decode("ascii")[undecided:decided]
-            yield encoded
-            if offset == 0:
-                for width in _BASE64_WIDTHS:
-                    yield from _wrapped(encoded, width)
-
-
-def _wrapped(encoded: str, width: int) -> Iterator[str]:
-    """The lines of a base64 text that is wrapped (RFC 2045, RFC 7468)."""
-    if len(encoded) > width:
-        lines = (encoded[start : start + width] for start in range(0, len(encoded), width))
-        yield from (line for line in lines if len(line) >= MIN_LINE)
+            yield encode(b"\0" * offset + raw).decode("ascii")[undecided:decided]

@@ -14,7 +14,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forge_core.errors import RefusedError
-from forge_core.redaction import MASK, MAX_SECRETS, PIECE, Masker
+from forge_core.redaction import (
+    MASK,
+    MAX_SECRETS,
+    MIN_BEFORE_LINE_END,
+    MIN_LINE,
+    PIECE,
+    Masker,
+)
 
 pytestmark = pytest.mark.requirement("B-60")
 
@@ -88,7 +95,7 @@ def test_what_cannot_begin_a_secret_is_not_held_back() -> None:
 def test_a_secret_printed_in_two_halves_is_masked() -> None:
     stream = Masker([TOKEN]).stream()
     assert stream.feed(f"a {TOKEN[:20]}") == "a "
-    assert stream.feed(f"{TOKEN[20:]} b") == f"{MASK} b"
+    assert stream.feed(f"{TOKEN[20:]} !") == f"{MASK} !"
 
 
 def test_a_secret_that_is_cut_off_at_the_end_is_masked() -> None:
@@ -124,6 +131,7 @@ def test_a_multi_line_secret_is_masked_however_its_lines_end(flatten: object) ->
     [
         lambda s: json.dumps(s)[1:-1],
         lambda s: json.dumps(s, ensure_ascii=False)[1:-1],
+        lambda s: json.dumps(s)[1:-1].replace("/", "\\/"),
         lambda s: quote(s, safe=""),
         lambda s: quote(s),
         quote_plus,
@@ -163,6 +171,38 @@ def test_base64_as_the_command_wraps_it_is_masked() -> None:
     ).stdout.decode()
     masked = Masker([secret]).mask(wrapped)
     assert len(masked.replace(MASK, "").strip()) <= 3 * len(wrapped.splitlines())
+
+
+@given(
+    st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=8, max_size=120),
+    st.integers(0, 90),
+    st.sampled_from([40, 64, 76]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.lists(st.integers(0, 400), max_size=6),
+)
+def test_wrapped_base64_of_a_text_around_the_secret_shows_nothing_of_it(
+    secret: str, before: int, width: int, line_end: str, cuts: list[int]
+) -> None:
+    """Wherever lines end, and wherever the text is cut."""
+    encoded = base64.b64encode(b"\xff" * before + secret.encode() + b"\xff\xff").decode()
+    first, last = -(-before * 8 // 6), (before + len(secret)) * 8 // 6
+    text = line_end.join(textwrap.wrap(encoded, width)) + line_end
+    masker = Masker([secret])
+    stream, places = masker.stream(), sorted(min(cut, len(text)) for cut in cuts)
+    chunks = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+    masked = "".join(map(stream.feed, chunks)) + stream.end()
+    assert masked == masker.mask(text)
+    told = "".join(masked.split())
+    for at in range(first, last - MIN_LINE):
+        assert encoded[at : at + MIN_LINE] not in told
+
+
+def test_a_line_is_not_held_back_for_what_the_next_one_may_hold() -> None:
+    stream = Masker([TOKEN]).stream()
+    encoded = base64.b64encode(TOKEN.encode()).decode()
+    for shift in range(1, MIN_BEFORE_LINE_END):
+        assert stream.feed(f"done {encoded[:shift]}\n") == f"done {encoded[:shift]}\n"
+    assert stream.feed(f"done {encoded[:9]}\n") == "done "
 
 
 def test_overlapping_secrets_are_masked_as_one() -> None:
