@@ -1,8 +1,10 @@
 """Labels and names of the images that we build; as for everything else, both must agree.
 
 An image is a *candidate* until it has passed its gates, and *promoted* after: two names, so that
-whoever looks at the engine sees which is which.  The domain is one that nobody can have (RFC
-2606), so that no tool that is given such a name can fetch another image under it.
+whoever looks at the engine sees which is which.  One whose key another image has got is
+*superseded*: without a name it could not be told from what others made of it.  The domain is one
+that nobody can have (RFC 2606), so that no tool that is given such a name can fetch another image
+under it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from forge_core.labels import MANAGED, PREFIX, PROJECT_ID, RUNNER_ID, TRUST_DOMAIN_ID
 
@@ -20,6 +22,7 @@ MANAGED_AS_IMAGE: Final = "image"
 
 _REPOSITORY: Final = "forge.invalid/image"
 _CANDIDATE: Final = "candidate-"
+_SUPERSEDED: Final = "superseded-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,15 @@ class ImageIdentity:
     def candidate(self) -> str:
         """``name:tag`` before them."""
         return f"{self._name}:{_CANDIDATE}{self.image_key}"
+
+    def superseded(self, image_id: str) -> str:
+        """``name:tag`` of the image that had the key before; one for each of them."""
+        return f"{self._name}:{_SUPERSEDED}{image_id.removeprefix('sha256:')}"
+
+    def is_on(self, inspected: Mapping[str, Any]) -> bool:
+        """Whether the engine says that an image carries :attr:`labels`."""
+        labels = (inspected.get("Config") or {}).get("Labels") or {}
+        return self.labels.items() <= labels.items()
 
     @property
     def _name(self) -> str:

@@ -209,7 +209,7 @@ class MemoryEngine:
                 raise EngineNotFound(f"cannot inspect image {reference}: there is none")
             return {"Id": reference, "Os": "linux", "Config": {}}
         config = {"Labels": dict(known.labels), **self.configs.get(known.id, {})}
-        return {"Id": known.id, "Os": "linux", "Config": config}
+        return {"Id": known.id, "Os": "linux", "RepoTags": [*known.names], "Config": config}
 
     async def list_images(self, labels: Mapping[str, str]) -> Sequence[EngineImage]:
         await self._enter("list_images")
@@ -220,7 +220,10 @@ class MemoryEngine:
         await self._enter("tag_image")
         known = self._image(image)
         assert known is not None
-        self.images[known.id] = replace(known, names=(*known.names, name))
+        for other in tuple(self.images.values()):
+            names = tuple(one for one in other.names if one != name)
+            self.images[other.id] = replace(other, names=names)
+        self.images[known.id] = replace(known, names=(*self.images[known.id].names, name))
 
     async def remove_image(self, name: str) -> None:
         await self._enter("remove_image")

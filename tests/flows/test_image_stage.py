@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from image_doubles import EVIDENCE, ScriptedBuilder, ScriptedGates, refusal
 from memory_engine import IMAGE, MemoryEngine
 
 from forge_core.errors import EngineOutOfDisk, RefusedError
-from forge_core.image_ports import ImageNotBuilt
-from forge_core.ports import PathKind
+from forge_core.image_ports import BuiltImage, Evidence, ImageNotBuilt
+from forge_core.ports import EngineImage, PathKind
 from forge_core.sandbox_spec import TOOLING_MOUNT
 
 BASE = "registry.example/base@sha256:" + "5" * 64
@@ -364,6 +364,32 @@ async def test_an_image_that_does_not_pass_any_more_is_built_anew(tmp_path: Path
         assert (await at.result(attempt))["outcome"] == "succeeded"
         assert at.event(attempt, "image.resolved")["cache"] == "miss"
         assert len(at.builder.requests) == 2
+        # The image that it was takes no space from now on.
+        assert [*at.engine.images] == [at.event(attempt, "image.resolved")["digest"]]
+
+
+@pytest.mark.requirement("B-89")
+async def test_an_image_of_somebody_else_is_not_touched_under_a_name_of_ours(
+    tmp_path: Path,
+) -> None:
+    async with project(tmp_path) as at:
+        theirs = EngineImage("sha256:" + "7" * 64, (), {})
+        at.engine.images[theirs.id] = theirs
+        at.builder.may_end = anyio.Event()
+        attempt = await at.run(at.commit(FILES))
+        await at.builder.began.wait()
+        (request,) = at.builder.requests
+
+        async def move(_image: BuiltImage) -> Sequence[Evidence]:
+            await at.engine.tag_image(theirs.id, request.tag)
+            return ()
+
+        at.gates.after_build = move  # type: ignore[method-assign]
+        at.builder.may_end.set()
+        result = await at.result(attempt)
+        assert result["failureCode"] == "image_policy_denied"
+        assert "names " + theirs.id in result["summary"]
+        assert at.engine.images == {theirs.id: replace(theirs, names=(request.tag,))}
 
 
 @pytest.mark.requirement("B-27")

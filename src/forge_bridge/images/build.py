@@ -18,12 +18,13 @@ from typing import Any, Final
 
 import anyio
 
+from forge_bridge.images.leftovers import Leftovers
 from forge_bridge.images.recipe import Recipe
 from forge_bridge.images.records import ImageRecords
 from forge_bridge.sandbox.stage import StageContext, StageFailed, failure_of
 from forge_core.build_output import BuildOutput, KeptOutput
 from forge_core.contract import CONTRACT_PATH, DOCKERFILE_PATH
-from forge_core.errors import EngineNotFound, ForgeError, RefusedError
+from forge_core.errors import ForgeError, RefusedError
 from forge_core.image_names import ImageIdentity
 from forge_core.image_ports import (
     BuilderFacts,
@@ -97,11 +98,12 @@ class Build:
     slots: anyio.CapacityLimiter
     network: bool
     _stage: str = SIGNATURES
-    _names: list[str] = field(default_factory=list)
     _output: BuildOutput = field(init=False)
+    _leftovers: Leftovers = field(init=False)
 
     def __post_init__(self) -> None:
         self._output = BuildOutput(self.context.run.masker)
+        self._leftovers = Leftovers(self.context.engine, self.identity)
 
     async def run(self) -> CachedImage:
         """Build, prove, promote.
@@ -115,7 +117,7 @@ class Build:
         finally:
             # Also when this attempt is cancelled: a candidate is nobody's image.
             with anyio.move_on_after(UNDO_S, shield=True):
-                await self._take_names_away()
+                await self._leftovers.take_away()
 
     async def _run(self) -> CachedImage:
         tooling = self.context.settings.tooling_image
@@ -143,9 +145,10 @@ class Build:
         async with self.slots:
             await context.tell(EventType.BUILD_STARTED, EMPTY)
             started_at = context.runner.clock.utc()
-            self._names.append(identity.candidate)
+            self._leftovers.names.append(identity.candidate)
             async with aclosing(recipe.open_context()) as files:
                 image_id = await self.builder.build(request, files, on_output=self._output.feed)
+            self._leftovers.built = image_id
             finished_at = context.runner.clock.utc()
             await context.tell(EventType.BUILD_FINISHED, EMPTY)
         return BuiltImage(
@@ -207,23 +210,16 @@ class Build:
     async def _promote(self, image_id: str, evidence: Sequence[Evidence]) -> CachedImage:
         identity, now_ms = self.identity, self.context.runner.clock.unix_seconds() * 1000
         await self.records.attestations.put_set(identity.image_key, evidence)
+        former = self.records.index.images.get(identity.image_key)
+        if former is not None and former.image_id != image_id:
+            await self._leftovers.supersede(former.image_id)
         await self.context.engine.tag_image(image_id, identity.promoted)
-        self._names.append(identity.promoted)
+        self._leftovers.names.append(identity.promoted)
         image = CachedImage(identity.image_key, image_id, identity.project_id, now_ms, now_ms)
         await self.records.index.put(image)
-        self._names.remove(identity.promoted)
+        self._leftovers.names.remove(identity.promoted)
         await self.records.prune(now_ms)
         return image
-
-    async def _take_names_away(self) -> None:
-        for name in self._names:
-            try:
-                await self.context.engine.remove_image(name)
-            except EngineNotFound:
-                continue
-            except ForgeError as error:
-                # The next start finds it by its labels.
-                self.context.run.log.warning("cannot remove an image", name=name, error=str(error))
 
     async def _failed(self, error: ForgeError) -> ImageFailed:
         """Keep a log of it, and say where it is."""

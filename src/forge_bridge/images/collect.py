@@ -150,7 +150,7 @@ class ImageCollector:
             promoted = self.pipeline.records.index.images.get(identity.image_key)
             if not is_free:
                 return
-            doomed = {identity.candidate}
+            doomed = {identity.candidate, identity.superseded(image.id)}
             if promoted is None or promoted.image_id != image.id:
                 doomed.add(identity.promoted)
             for name in doomed.intersection(image.names):

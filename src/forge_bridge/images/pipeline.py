@@ -147,7 +147,7 @@ class ImagePipeline:
         try:
             inspected = await context.engine.inspect_image(image.image_id)
             faults = image_faults(inspected, ours=identity.labels)
-            if faults or not _carries(inspected, identity):
+            if faults or not identity.is_on(inspected):
                 logger.error("an image is not what it was", image=image.image_id, faults=faults)
                 return None
             evidence = await self.records.attestations.read(identity.image_key)
@@ -192,8 +192,3 @@ class ImagePipeline:
             network=self.network,
         )
         return await build.run()
-
-
-def _carries(inspected: Mapping[str, Any], identity: ImageIdentity) -> bool:
-    labels = (inspected.get("Config") or {}).get("Labels") or {}
-    return identity.labels.items() <= labels.items()
