@@ -169,23 +169,27 @@ async def _preflight(settings: BridgeSettings) -> Preflight:
     from forge_bridge.doctor import preflight, read_hardening
     from forge_bridge.doctor.image_checks import passing_prover
     from forge_bridge.egress.from_settings import egress_trial
+    from forge_bridge.images.doors import passing_builder
     from forge_bridge.services.from_settings import service_images
     from forge_edges.docker_context import resolve_endpoint
     from forge_edges.docker_engine import DockerEngine
 
     endpoint = resolve_endpoint(settings.docker_context, os.environ)
     hardening = await read_hardening(settings)
+    instance_id = f"{DOCTOR}-{os.getpid()}"
     async with (
         DockerEngine.connect(endpoint) as engine,
         passing_prover(settings, endpoint, os.environ) as prover,
+        passing_builder(settings, engine, endpoint, instance_id) as builder,
     ):
         return await preflight(
             engine,
             settings,
             hardening,
             runner_id=DOCTOR,
-            instance_id=f"{DOCTOR}-{os.getpid()}",
+            instance_id=instance_id,
             prover=prover,
+            builder=builder,
             services=service_images(settings, prover.check_signatures),
             egress=await egress_trial(settings, prover.check_signatures),
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +17,17 @@ from forge_bridge.doctor.image_checks import ImageProver
 from forge_bridge.images.from_settings import open_gate_tools
 from forge_bridge.images.gates import Gates
 from forge_bridge.settings import BridgeSettings
-from forge_core.errors import RefusedError
+from forge_core.errors import EngineNotFound, RefusedError
 from forge_core.image_ports import (
     BuilderFacts,
     BuildRequest,
     ImageBuilder,
     ImageGates,
 )
-from forge_core.labels import Owner
+from forge_core.labels import BUILDER, PREFLIGHT, Owner, build_cache
 from forge_core.ports import Clock, Disk, Engine
 from forge_edges.buildx import BuilderConfig, BuildxBuilder
+from forge_edges.clock import SystemClock
 from forge_edges.docker_context import DockerEndpoint
 
 logger = structlog.get_logger(__name__)
@@ -127,6 +129,27 @@ async def open_builder(
             logger.warning("images of projects cannot be built", error=str(error))
             builder = NoBuilder(str(error))
         yield builder
+
+
+@asynccontextmanager
+async def passing_builder(
+    settings: BridgeSettings, engine: Engine, endpoint: DockerEndpoint, instance_id: str
+) -> AsyncIterator[ImageBuilder]:
+    """A builder for one look, where no bridge with a state root runs; nothing of it is left.
+
+    :param instance_id: the runner id too, so that no other one has its cache.
+    """
+    trust_domain_id = settings.trust_domain_id or PREFLIGHT
+    owner = Owner.of_runner(BUILDER, instance_id, instance_id, trust_domain_id)
+    cache, _ = build_cache(instance_id, trust_domain_id)
+    with tempfile.TemporaryDirectory(prefix="forge-doctor-") as scratch:
+        config = builder_config(settings, Path(scratch) / "builder")
+        async with open_builder(
+            engine, endpoint, owner, config, SystemClock(), None, os.environ
+        ) as builder:
+            yield builder
+        with suppress(EngineNotFound):
+            await engine.remove_volume(cache)
 
 
 def builder_config(settings: BridgeSettings, directory: Path) -> BuilderConfig:
