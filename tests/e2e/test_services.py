@@ -32,8 +32,8 @@ def rig(
         f"FORGE_SERVICE_{name.upper()}_IMAGE": extra_image(engine, name)
         for name in ("postgres", "redis")
     }
-    directory = tmp_path_factory.mktemp("rig")
-    with running_rig(directory, engine, module_runner_id, **images) as rig:
+    directory, two = tmp_path_factory.mktemp("rig"), {"FORGE_MAX_CONCURRENT_SANDBOXES": "2"}
+    with running_rig(directory, engine, module_runner_id, **images, **two) as rig:
         yield rig
 
 
@@ -169,11 +169,12 @@ def test_no_attempt_reaches_the_services_of_another(rig: Rig) -> None:
     for session_id, reached in others.items():
         assert rig.wait_over(session_id)["outcome"] == "succeeded"
         assert json.loads(printed(rig, session_id)) == reached
+    assert all(one["State"]["Running"] for one in containers(rig, one).values())
     own = dispatch(rig, "python3", "-c", REACH, json.dumps(names[:1]))
     assert rig.wait_over(own)["outcome"] == "succeeded"
     assert json.loads(printed(rig, own)) == ["postgres"]
     rig.post(f"/sessions/{one}/cancel")
-    rig.wait_over(one)
+    assert rig.wait_over(one)["outcome"] == "cancelled"
 
 
 @pytest.mark.requirement("B-35")
