@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from forge_bridge import __version__
 from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachable
 from forge_bridge.doctor import Preflight, preflight, read_hardening
 from forge_bridge.egress.from_settings import custom_ca, egress_trial
+from forge_bridge.egress.trial import EgressTrial
 from forge_bridge.flows import drain
 from forge_bridge.flows.engine import watch as watch_engine
 from forge_bridge.flows.session import ConnectionFactory
@@ -42,10 +43,11 @@ from forge_bridge.perform import FaultPoint, no_faults
 from forge_bridge.repositories import RegisteredRepositories
 from forge_bridge.runner import Identity, SandboxSettings
 from forge_bridge.services.from_settings import service_images
+from forge_bridge.services.images import ServiceImages
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
 from forge_core.labels import BUILDER, Owner
-from forge_core.ports import Clock, Disk, Engine
+from forge_core.ports import Clock, Disk, Engine, HostRuntime
 from forge_core.sandbox_spec import Hardening
 from forge_core.wire.shapes import Capabilities
 from forge_edges.clock import SystemClock
@@ -54,6 +56,7 @@ from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
 from forge_edges.git_stores import GitStores
 from forge_edges.host_commands import ProcessHostCommands
+from forge_edges.host_runtime import LocalHost
 from forge_edges.http_pages import serve_pages
 from forge_edges.hub_url import resolve_bridge_runner_hub_url
 from forge_edges.signalr import SignalRConnectionFactory
@@ -84,6 +87,7 @@ class Opened:
     disk: Disk
     images: ImageDoors
     connections: ConnectionFactory
+    host: HostRuntime
 
 
 @asynccontextmanager
@@ -118,24 +122,16 @@ async def open_bridge(
             disk = await _disks(root, engine)
             async with (
                 _image_doors(settings, root, identity, clock, engine, disk) as images,
+                LocalHost.open(root.host, clock) as host,
                 anyio.create_task_group() as tasks,
             ):
                 services = service_images(settings, images.gates.before_build)
                 egress = await egress_trial(settings, images.gates.before_build)
-                look = partial(
-                    preflight,
-                    engine,
-                    settings,
-                    await read_hardening(settings),
-                    runner_id=root.runner_id,
-                    instance_id=instance_id,
-                    prover=images.prover,
-                    builder=images.builder,
-                    services=services,
-                    egress=egress,
+                opened = Opened(
+                    settings, root, identity, clock, engine, disk, images, connections, host
                 )
+                look = await _looker(opened, services, egress)
                 checked = await look()
-                opened = Opened(settings, root, identity, clock, engine, disk, images, connections)
                 service = await _assemble(opened, checked, tasks, reach)
                 service.runner.services = services.usable
                 service.runner.egress = egress
@@ -143,14 +139,8 @@ async def open_bridge(
                 async def look_again() -> Capabilities:
                     return (await look()).capabilities
 
-                tasks.start_soon(
-                    watch_engine,
-                    service.runner,
-                    engine,
-                    facts.id,
-                    service.session.reaper,
-                    look_again,
-                )
+                runner, reaper = service.runner, service.session.reaper
+                tasks.start_soon(watch_engine, runner, engine, facts.id, reaper, look_again)
                 try:
                     yield service
                 finally:
@@ -158,6 +148,24 @@ async def open_bridge(
         finally:
             await root.ledgers.close()
             lock.release()
+
+
+async def _looker(
+    opened: Opened, services: ServiceImages, egress: EgressTrial | None
+) -> Callable[[], Awaitable[Preflight]]:
+    """Runs the preflight, each time with the hardening as it was read at the start."""
+    return partial(
+        preflight,
+        opened.engine,
+        opened.settings,
+        await read_hardening(opened.settings),
+        runner_id=opened.identity.runner_id,
+        instance_id=opened.identity.runner_instance_id,
+        prover=opened.images.prover,
+        builder=opened.images.builder,
+        services=services,
+        egress=egress,
+    )
 
 
 async def _assemble(
@@ -172,7 +180,8 @@ async def _assemble(
         clock=opened.clock,
         engine=opened.engine,
         git=git,
-        host=ProcessHostCommands(),
+        host=opened.host,
+        host_commands=ProcessHostCommands(),
         disk=opened.disk,
         messages=root.messages,
         ledgers=root.ledgers,
@@ -227,17 +236,13 @@ async def _disks(root: StateRoot, engine: Engine) -> FileSystemDisks:
     return FileSystemDisks((root.path,))
 
 
-async def sandbox_settings(
-    settings: BridgeSettings, hardening: Hardening
-) -> SandboxSettings | None:
-    """What every sandbox is made of; None without a tooling image.
+async def sandbox_settings(settings: BridgeSettings, hardening: Hardening) -> SandboxSettings:
+    """What every attempt is made of.
 
     :param hardening: as the preflight has tried it: what is advertised is what is applied.
     """
-    if settings.agent_tooling_image is None:
-        return None
     return SandboxSettings(
-        tooling_image=settings.agent_tooling_image,
+        tooling=settings.agent_tooling_image,
         supervisor_source=await anyio.Path(SUPERVISOR / "supervisor.py").read_text("utf-8"),
         bundle_source=await anyio.Path(SUPERVISOR / "bundle.py").read_text("utf-8"),
         hardening=hardening,

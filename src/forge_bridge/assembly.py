@@ -33,7 +33,7 @@ from forge_core.errors import EngineTimedOut, EngineUnreachable, ForgeError
 from forge_core.image_ports import ImageBuilder, ImageGates
 from forge_core.image_retention import Retention
 from forge_core.labels import TOOLING, Owner
-from forge_core.ports import Clock, Disk, Engine, GitStore, HostCommands
+from forge_core.ports import Clock, Disk, Engine, GitStore, HostCommands, HostRuntime
 from forge_core.subnet_pool import SubnetPool
 from forge_core.wire.shapes import Capabilities
 
@@ -51,7 +51,8 @@ class Ports:
     clock: Clock
     engine: Engine
     git: GitStore
-    host: HostCommands
+    host: HostRuntime
+    host_commands: HostCommands
     disk: Disk
     messages: MessageStore
     ledgers: DispatchLedgers
@@ -109,7 +110,7 @@ async def assemble(
     settings: BridgeSettings,
     identity: Identity,
     ports: Ports,
-    sandbox: SandboxSettings | None,
+    sandbox: SandboxSettings,
     capabilities: Capabilities,
     tasks: anyio.abc.TaskGroup,
     reach: FaultPoint = no_faults,
@@ -131,6 +132,7 @@ async def assemble(
         identity=identity,
         clock=ports.clock,
         engine=ports.engine,
+        host=ports.host,
         git=ports.git,
         outbox=outbox,
         ledgers=ports.ledgers,
@@ -151,12 +153,12 @@ async def assemble(
         tooling=_tooling(identity, ports, sandbox),
     )
     await disk.look(runner, ports.disk)
-    reaper = Reaper(runner, ports.engine)
-    await boot.recover(runner, ports.engine, reaper, ports.ledgers)
+    reaper = Reaper(runner)
+    await boot.recover(runner, reaper, ports.ledgers)
     registration(runner)
     images = _collector(settings, runner)
     await images.recover()
-    legacy = LegacyDispatches(runner, ports.host)
+    legacy = LegacyDispatches(runner, ports.host_commands)
     session = Session(runner, ports.connections, outbox, legacy, reaper)
     tasks.start_soon(watch_reservations, runner)
     tasks.start_soon(disk.watch, runner, ports.disk, images.relieve)
@@ -179,15 +181,15 @@ def _pipeline(settings: BridgeSettings, ports: Ports) -> ImagePipeline:
     )
 
 
-def _tooling(identity: Identity, ports: Ports, sandbox: SandboxSettings | None) -> Tooling | None:
-    if sandbox is None:
+def _tooling(identity: Identity, ports: Ports, sandbox: SandboxSettings) -> Tooling | None:
+    if sandbox.tooling is None:
         return None
     return Tooling(
         ports.engine,
         Owner.of_runner(
             TOOLING, identity.runner_id, identity.runner_instance_id, identity.trust_domain_id
         ),
-        sandbox.tooling_image,
+        sandbox.tooling,
         sandbox.supervisor_source,
         sandbox.hardening,
     )

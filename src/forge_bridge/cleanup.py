@@ -42,6 +42,7 @@ from forge_edges.clock import SystemClock
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
 from forge_edges.git_stores import GitStores
+from forge_edges.host_runtime import LocalHost
 
 _NOTHING: Final = Capabilities(
     runtimes=(),
@@ -67,7 +68,7 @@ class CleanupPlan:
     """What would be done.
 
     :ivar dispatches: that would be ended, as their ledgers tell.
-    :ivar listed: the ids that the engine knows; the other removals are in a ledger only.
+    :ivar listed: the ids that engine and host know; the other removals are in a ledger only.
     """
 
     runner_id: str | None
@@ -112,8 +113,8 @@ async def _end_and_remove(
 ) -> PassOutcome:
     async with anyio.create_task_group() as tasks:
         runner = await _runner(settings, root, instance_id, clock, engine, tasks)
-        ended = await end_old_dispatches(runner, engine, root.ledgers, CleanupTrigger.CLI)
-        orphans = await Reaper(runner, engine).remove_orphans(CleanupTrigger.CLI)
+        ended = await end_old_dispatches(runner, root.ledgers, CleanupTrigger.CLI)
+        orphans = await Reaper(runner).remove_orphans(CleanupTrigger.CLI)
         # A message that the outbox could not take stays in its ledger for the next start.
         tasks.cancel_scope.cancel()
     return PassOutcome((*ended, *orphans.reaped), orphans.unlisted)
@@ -130,7 +131,9 @@ async def plan_cleanup(settings: BridgeSettings) -> CleanupPlan:
     async with _engine(settings) as engine:
         await root.require_unowned((await engine.facts()).id)
         dispatches = dict(filter(None, map(_unfinished, await root.ledgers.read_all())))
-        listed = await engine.list_resources(runner_filter(root.runner_id))
+        labels = runner_filter(root.runner_id)
+        host = LocalHost(root.host, SystemClock())
+        listed = [*await engine.list_resources(labels), *await host.list_resources(labels)]
     return CleanupPlan(
         root.runner_id,
         tuple((owner.attempt_id, owner.fence) for owner in dispatches),
@@ -169,6 +172,7 @@ async def _runner(
         identity=Identity.of_this_host(root.runner_id, instance_id, settings.trust_domain_id or ""),
         clock=clock,
         engine=engine,
+        host=LocalHost(root.host, clock),
         git=GitStores(root.repositories, repositories.clones),
         outbox=outbox,
         ledgers=root.ledgers,

@@ -134,7 +134,7 @@ def _show_plan(plan: CleanupPlan, *, quiet: bool, json: bool) -> None:
         print_json({**heading, "dispatches": dispatches, "resources": resources})
         return
     rows = [
-        (*_row(owner, removal), "engine" if removal.id in plan.listed else "ledger only")
+        (*_row(owner, removal), "a look" if removal.id in plan.listed else "ledger only")
         for owner, removal in plan.removals
     ]
     if rows:

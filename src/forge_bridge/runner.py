@@ -19,10 +19,19 @@ from forge_bridge.status import Side
 from forge_core.admission import Admission, DiskPressure, Key, RunnerFacts
 from forge_core.attempt import Now
 from forge_core.labels import Owner
-from forge_core.ports import Clock, DiskUsage, Engine, GitStore, Ledger, Outbox
+from forge_core.ports import (
+    Clock,
+    DiskUsage,
+    Engine,
+    GitStore,
+    HostRuntime,
+    Ledger,
+    Outbox,
+    ResourceHolder,
+)
 from forge_core.resources import ResourceCapacity
 from forge_core.sandbox_spec import Hardening
-from forge_core.wire.codes import RunnerState, ServiceName
+from forge_core.wire.codes import RunnerState, Runtime, ServiceName
 from forge_core.wire.shapes import Capabilities, DiskState, RunnerSettings
 
 if TYPE_CHECKING:
@@ -74,9 +83,12 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
-    """What the operator decided for every sandbox; durations in milliseconds, sizes in bytes."""
+    """What the operator decided for every attempt; durations in milliseconds, sizes in bytes.
 
-    tooling_image: str
+    :ivar tooling: the image; None: nothing runs in containers here.
+    """
+
+    tooling: str | None
     supervisor_source: str
     bundle_source: str
     hardening: Hardening = DEFAULT_HARDENING
@@ -89,6 +101,12 @@ class SandboxSettings:
     exit_ms: int = 10_000
     output_ms: int = 600_000
     push_ms: int = 600_000
+
+    @property
+    def tooling_image(self) -> str:
+        """For what runs in a container: none is offered where no image was found fit."""
+        assert self.tooling is not None, "attempts in containers need a tooling image"
+        return self.tooling
 
 
 class Ledgers(Protocol):
@@ -124,6 +142,7 @@ class Runner:
     identity: Identity
     clock: Clock
     engine: Engine
+    host: HostRuntime
     git: GitStore
     outbox: Outbox
     ledgers: Ledgers
@@ -158,6 +177,10 @@ class Runner:
         finally:
             self.at_once.set()
 
+    def holder(self, runtime: Runtime) -> ResourceHolder:
+        """Who holds the resources of what runs there."""
+        return self.host if runtime is Runtime.HOST else self.engine
+
     def now(self) -> Now:
         """The moment, for a core step."""
         return Now(self.clock.now_ms(), self.clock.utc())
@@ -191,7 +214,11 @@ class Runner:
             trust_domain_id=self.identity.trust_domain_id,
             capacity=self.capacity,
             repositories=frozenset(self.repositories.paths()),
-            runtimes=frozenset(advertised.runtimes if self.engine_away is None else ()),
+            runtimes=frozenset(
+                runtime
+                for runtime in advertised.runtimes
+                if runtime is Runtime.HOST or self.engine_away is None
+            ),
             blockers=(
                 advertised.sandbox_required.blockers
                 if self.engine_away is None
@@ -206,6 +233,8 @@ class Runner:
             publication_modes=frozenset(advertised.publication_modes),
             remotes=frozenset(self.repositories.remotes()),
             host_execution_allowed=self.host_execution_allowed,
+            host_fallback_enabled=self.hub_settings.host_fallback_enabled,
+            utc=self.clock.utc(),
             draining=bool(self.drained_by),
             stopping=self.stopping,
             disk_pressure=self.disk.latched or self.outbox.is_full,

@@ -142,11 +142,14 @@ def build_cache(runner_id: str, trust_domain_id: str) -> tuple[str, dict[str, st
 
 def is_ours(name: str, labels: Mapping[str, str]) -> bool:
     """Whether labels and name agree, so that the resource may be touched."""
-    return (
-        Owner.from_labels(labels) is not None
-        and _ROLE.match(labels.get(ROLE, "")) is not None
-        and name == name_from_labels(labels)
-    )
+    return name == name_of(labels)
+
+
+def name_of(labels: Mapping[str, str]) -> str | None:
+    """The name of what carries these labels; None: they are none of ours."""
+    if Owner.from_labels(labels) is None or _ROLE.match(labels.get(ROLE, "")) is None:
+        return None
+    return name_from_labels(labels)
 
 
 def runner_filter(runner_id: str) -> dict[str, str]:

@@ -235,7 +235,7 @@ class HostRuntime(ProgramRunner, Protocol):
 
     async def create_volume(self, name: str, labels: Mapping[str, str]) -> str: ...
 
-    async def unpack(self, volume: str, archive: AsyncGenerator[bytes]) -> None:
+    async def unpack(self, volume: str, archive: AsyncIterable[bytes]) -> None:
         """Unpack a tar of ours; raises DiskUnusable, or what the archive raises."""
 
     async def create_container(self, name: str, program: HostProgram) -> str:

@@ -4,13 +4,13 @@
 
     <directory>/<name>.json     whose directory it is; durable before there is one
     <directory>/<name>/         0700
-      home/  tmp/               instead of the service account's own
+      home/  scratch/           instead of the service account's own
       tree/                     the input commit
 
-A process says itself whose it is: it is started with its labels in a variable that everything
-below it inherits (:mod:`forge_edges.host_processes`).  So what an earlier life of the bridge has
-left is found by looking, as the engine is asked for labels, and never by a process id that
-somebody else may have by now.
+A process says itself whose it is: it is started with this directory and its labels in a variable
+that everything below it inherits (:mod:`forge_edges.host_processes`).  So what an earlier life of
+the bridge has left is found by looking, as the engine is asked for labels, and never by a process
+id that somebody else may have by now.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -28,7 +28,7 @@ import anyio.to_thread
 import structlog
 
 from forge_core.errors import EngineConflict, EngineNotFound, RefusedError
-from forge_core.labels import ROLE, Owner, is_ours, name_from_labels
+from forge_core.labels import name_of
 from forge_core.ports import Clock, EngineResource, ExitStatus, HostProgram
 from forge_core.wire.codes import ResourceKind
 from forge_edges.durable_file import create_file, disk_errors, on_disk, read_file, remove_file
@@ -93,7 +93,7 @@ class LocalHost:
         await on_disk(self._make, self._path(name), dict(labels))
         return name
 
-    async def unpack(self, volume: str, archive: AsyncGenerator[bytes]) -> None:
+    async def unpack(self, volume: str, archive: AsyncIterable[bytes]) -> None:
         """See :func:`forge_edges.tree_unpack.unpack`."""
         await unpack(archive, self._path(volume))
 
@@ -101,7 +101,7 @@ class LocalHost:
         """See the port."""
         if name in self._programs:
             raise EngineConflict(f"cannot start {name}: it runs")
-        mark = json.dumps(dict(program.labels), sort_keys=True)
+        mark = json.dumps([str(self._directory), dict(program.labels)])
         self._programs[name] = RunningProgram.start(name, program, {_VARIABLE: mark})
         return name
 
@@ -128,7 +128,7 @@ class LocalHost:
         :raises EngineNotFound: nothing does.
         :raises RefusedError: code ``process_resists``.
         """
-        found = await self._in_thread(lambda: _end(container))
+        found = await self._in_thread(lambda: self._end(container))
         program = self._programs.get(container)
         if program is not None:
             if program.is_running:
@@ -162,8 +162,33 @@ class LocalHost:
 
     async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
         """See the port."""
-        listed = await self._in_thread(lambda: [*_directories(self._directory), *_processes()])
+        listed = await self._in_thread(lambda: [*_directories(self._directory), *self._processes()])
         return [found for found in listed if labels.items() <= found.labels.items()]
+
+    def _end(self, name: str) -> bool:
+        found = False
+        for mark, (owned, _) in self._marked().items():
+            if owned == name:
+                found = end_marked(_VARIABLE, mark, within_ms=KILL_MS) or found
+        return found
+
+    def _processes(self) -> list[EngineResource]:
+        owned = dict(self._marked().values())
+        return [
+            EngineResource(ResourceKind.CONTAINER, name, name, labels, "")
+            for name, labels in owned.items()
+        ]
+
+    def _marked(self) -> dict[str, tuple[str, dict[str, str]]]:
+        """The marks of programs that work below this directory: name and labels of each."""
+        found: dict[str, tuple[str, dict[str, str]]] = {}
+        for mark in marks(_VARIABLE):
+            match _json(mark):
+                case [str(directory), dict(labels)] if directory == str(self._directory):
+                    name = name_of(_strings(labels))
+                    if name is not None:
+                        found[mark] = name, _strings(labels)
+        return found
 
     def _make(self, path: Path, labels: dict[str, str]) -> None:
         content = json.dumps({"labels": labels, "createdAt": self._clock.utc()}).encode()
@@ -174,7 +199,7 @@ class LocalHost:
                 raise
             raise EngineConflict(f"cannot make directory {path.name}: there is one") from error
         with disk_errors("make", path):
-            for directory in (path, path / "home", path / "tmp"):
+            for directory in (path, path / "home", path / "scratch"):
                 directory.mkdir(mode=0o700)
 
     def _find(self, container: str) -> RunningProgram:
@@ -193,14 +218,6 @@ class LocalHost:
         return await anyio.to_thread.run_sync(function, limiter=self._removals)
 
 
-def _end(name: str) -> bool:
-    found = False
-    for mark in marks(_VARIABLE):
-        if _owned(_labels(mark))[0] == name:
-            found = end_marked(_VARIABLE, mark, within_ms=KILL_MS) or found
-    return found
-
-
 def _remove(path: Path) -> bool:
     """The directory first: without its labels nobody would know whose it is."""
     with disk_errors("remove", path):
@@ -211,50 +228,34 @@ def _remove(path: Path) -> bool:
     return found
 
 
-def _processes() -> list[EngineResource]:
-    owned = dict(_owned(_labels(mark)) for mark in marks(_VARIABLE))
-    return [
-        EngineResource(ResourceKind.CONTAINER, name, name, labels, "")
-        for name, labels in owned.items()
-        if name
-    ]
-
-
 def _directories(directory: Path) -> list[EngineResource]:
     listed = []
     with disk_errors("list", directory), os.scandir(directory) as entries:
         files = [entry.name for entry in entries if entry.name.endswith(_SUFFIX)]
     for file in files:
         try:
-            content = _object(read_file(directory / file, MAX_LABELS_BYTES))
+            content = _json(read_file(directory / file, MAX_LABELS_BYTES))
         except RefusedError as error:
             # It was removed just now, or it is none of our making.
             logger.info("cannot tell whose a directory is", file=file, error=str(error))
             continue
-        name, labels = file.removesuffix(_SUFFIX), _strings(content.get("labels"))
-        created_at = str(content.get("createdAt", ""))
-        listed.append(EngineResource(ResourceKind.VOLUME, name, name, labels, created_at))
+        name = file.removesuffix(_SUFFIX)
+        match content:
+            case {"labels": dict(labels), "createdAt": str(created_at)}:
+                found = EngineResource(
+                    ResourceKind.VOLUME, name, name, _strings(labels), created_at
+                )
+                listed.append(found)
     return listed
 
 
-def _owned(labels: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """The labels and the name that follows from them; no name: they are no labels of ours."""
-    name = name_from_labels(labels) if Owner.from_labels(labels) and ROLE in labels else ""
-    return (name if name and is_ours(name, labels) else ""), labels
-
-
-def _labels(mark: str) -> dict[str, str]:
-    return _strings(_object(mark))
-
-
-def _object(text: str | bytes) -> dict[str, object]:
-    """Nothing where it is no JSON object: others write files and variables too."""
+def _json(text: str | bytes) -> object:
+    """None where it is no JSON: others write files and variables too."""
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
 
 
-def _strings(value: object) -> dict[str, str]:
-    return {k: v for k, v in value.items() if isinstance(v, str)} if isinstance(value, dict) else {}
+def _strings(value: Mapping[object, object]) -> dict[str, str]:
+    return {k: v for k, v in value.items() if isinstance(k, str) and isinstance(v, str)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-async def unpack(archive: AsyncGenerator[bytes], directory: Path) -> None:
+async def unpack(archive: AsyncIterable[bytes], directory: Path) -> None:
     """Unpack *archive* as it comes; memory stays flat.  Modes are cut by the umask.
 
     :raises RefusedError: code ``workspace_invalid``: it is no tar, or wants to be elsewhere.
@@ -47,10 +47,11 @@ async def unpack(archive: AsyncGenerator[bytes], directory: Path) -> None:
                 raise
 
 
-async def _feed(archive: AsyncGenerator[bytes], writer: int) -> None:
+async def _feed(archive: AsyncIterable[bytes], writer: int) -> None:
     """Write it all; whatever ends this ends the reader too."""
+    iterator = aiter(archive)
     try:
-        async for piece in archive:
+        async for piece in iterator:
             view = memoryview(piece)
             while view:
                 try:
@@ -61,8 +62,10 @@ async def _feed(archive: AsyncGenerator[bytes], writer: int) -> None:
         return
     finally:
         os.close(writer)
-        with anyio.CancelScope(shield=True):
-            await archive.aclose()
+        # What a generator holds open must not wait for the garbage collector.
+        if isinstance(iterator, AsyncGenerator):
+            with anyio.CancelScope(shield=True):
+                await iterator.aclose()
 
 
 def _unpack(reader: int, directory: Path) -> None:

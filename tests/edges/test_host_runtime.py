@@ -96,8 +96,8 @@ async def test_a_directory_is_its_owners_alone_and_found_by_its_labels(
     assert await host.create_volume(name, owner.labels("host-workspace")) == name
     path = Path(host.path(name))
     assert path.parent == directory
-    assert sorted(os.listdir(path)) == ["home", "tmp"]
-    for made in (path, path / "home", path / "tmp"):
+    assert sorted(os.listdir(path)) == ["home", "scratch"]
+    for made in (path, path / "home", path / "scratch"):
         assert stat.S_IMODE(made.stat().st_mode) == 0o700
     another_life = LocalHost(directory, SystemClock())
     (found,) = await another_life.list_resources(runner_filter(owner.runner_id))
@@ -125,7 +125,7 @@ async def test_a_directory_that_was_never_finished_is_removed_all_the_same(
 ) -> None:
     name = owner.name("host-workspace")
     await host.create_volume(name, owner.labels("host-workspace"))
-    for inner in ("home", "tmp", ""):
+    for inner in ("home", "scratch", ""):
         (directory / name / inner).rmdir()
     assert await names(host, owner) == [(ResourceKind.VOLUME, name)]
     await host.remove_volume(name)
@@ -357,7 +357,7 @@ async def test_the_environment_is_what_is_given_and_the_mark(
     lines = (await output(host, container))[1].decode().splitlines()
     await host.remove_container(container)
     said = dict(line.split("=", 1) for line in lines)
-    assert json.loads(said.pop("FORGE_HOST_RESOURCE")) == owner.labels("host-agent")
+    assert json.loads(said.pop("FORGE_HOST_RESOURCE"))[1] == owner.labels("host-agent")
     assert {n: v for n, v in said.items() if n not in ("PWD", "_", "SHLVL")} == given
     assert "canary" not in repr(host.environment())
     assert {"PATH", "LANG"} <= host.environment().keys()
@@ -405,9 +405,17 @@ async def test_a_name_runs_once(host: LocalHost, owner: Owner) -> None:
     await host.remove_container(container)
 
 
-async def test_a_mark_of_somebody_else_is_nobodys(host: LocalHost, owner: Owner) -> None:
-    labels = {**owner.labels("host-agent"), "dev.forge.managed": "somebody"}
-    forged = [json.dumps(labels), "{", "[1]", ""]
+async def test_a_mark_of_somebody_else_is_nobodys(
+    host: LocalHost, directory: Path, owner: Owner
+) -> None:
+    labels = owner.labels("host-agent")
+    foreign = {**labels, "dev.forge.managed": "somebody"}
+    forged = [
+        json.dumps([str(directory), foreign]),
+        json.dumps(["/another/state/root/host", labels]),
+        json.dumps([str(directory), {"dev.forge.role": 1}]),
+        *("{", "[1]", "", "[" * 100_000),
+    ]
     others = [
         subprocess.Popen(["sleep", "600"], env={"FORGE_HOST_RESOURCE": mark}) for mark in forged
     ]

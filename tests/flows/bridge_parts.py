@@ -41,6 +41,7 @@ from forge_core.wire.shapes import Capabilities, SandboxReadiness
 from forge_edges.clock import SystemClock
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
+from forge_edges.host_runtime import LocalHost
 from forge_edges.signalr import SignalRConnectionFactory
 
 TRUST_DOMAIN = "test-domain"
@@ -290,7 +291,7 @@ async def assembled(
     )
     checked = Preflight((), capabilities_of(settings, runtimes))
     try:
-        async with anyio.create_task_group() as tasks:
+        async with LocalHost.open(root.host, clock) as host, anyio.create_task_group() as tasks:
             opened = app.Opened(
                 settings,
                 root,
@@ -300,6 +301,7 @@ async def assembled(
                 disk or await app._disks(root, engine),
                 app.ImageDoors(builder, gates or ScriptedGates(), NO_PROVER),
                 SignalRConnectionFactory(app.signalr_settings(settings)),
+                host,
             )
             service = await app._assemble(opened, checked, tasks, app.no_faults)
             yield service

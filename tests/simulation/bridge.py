@@ -7,7 +7,7 @@ order, or when it cannot start; the supervisor of services starts the next one a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import anyio
@@ -16,7 +16,6 @@ from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachabl
 from forge_bridge.runner import Identity, Runner, SandboxSettings
 from forge_bridge.settings import default_bridge_service_config
 from forge_core.errors import ForgeError
-from forge_core.ports import HostResult
 from forge_core.wire.codes import NetworkPolicy, PublicationMode, Runtime
 from forge_core.wire.shapes import Capabilities, SandboxReadiness
 
@@ -24,6 +23,7 @@ from .disk import SimulatedDisk, SimulatedLedgers, SimulatedMessages, WatchedDis
 from .engine import SimulatedEngine
 from .engine_door import EngineDoor
 from .git import SimulatedGit
+from .host import NoHost, NoHostCommands
 from .images import NoBuilds, NoImages
 from .network import ConnectionFactory, Network
 from .world import SimulatedClock, World
@@ -46,7 +46,7 @@ SETTINGS: Final = default_bridge_service_config(
     stop_deadline_seconds=60,
 )
 SANDBOX: Final = SandboxSettings(
-    tooling_image=f"tooling@{IMAGE}",
+    tooling=f"tooling@{IMAGE}",
     supervisor_source="supervisor",
     bundle_source="bundle",
     kill_grace_ms=2_000,
@@ -78,22 +78,6 @@ class OneRepository:
     def remotes(self) -> Mapping[str, str]:
         """Where its results go."""
         return {"sample": REMOTE}
-
-
-class NoHostCommands:
-    """:class:`forge_core.ports.HostCommands`: protocol v1 is off."""
-
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        directory: str,
-        environment: Mapping[str, str],
-        timeout_ms: int,
-        max_output_bytes: int,
-    ) -> HostResult:
-        """Nobody may ask."""
-        raise AssertionError(argv)
 
 
 class Life:
@@ -145,7 +129,8 @@ class Life:
             clock=clock,
             engine=self.engine,
             git=host.git,
-            host=NoHostCommands(),
+            host=NoHost(),
+            host_commands=NoHostCommands(),
             disk=WatchedDisk(host.disk),
             messages=SimulatedMessages(host.disk),
             ledgers=SimulatedLedgers(host.disk, clock.utc),

@@ -138,7 +138,7 @@ def publication_modes(
     advertised: tuple[Runtime, ...], settings: PreflightSettings
 ) -> tuple[PublicationMode, ...]:
     """How results can really leave: the chosen mode, when this bridge is able to do it (B-37)."""
-    able = Runtime.DOCKER in advertised and can_publish(settings)
+    able = bool(advertised) and can_publish(settings)
     return (settings.publication_mode,) if able else ()
 
 

@@ -22,7 +22,7 @@ from forge_core.attempt_events import EndRequested, StagesEnded
 from forge_core.backoff import Backoff
 from forge_core.errors import RefusedError
 from forge_core.ledger import LedgerContents
-from forge_core.ports import Engine, Ledger
+from forge_core.ports import Ledger
 from forge_core.ready import Record, RecordKind, messages_of
 from forge_core.recovery import restore
 from forge_core.wire.codes import CleanupTrigger, FailureCode
@@ -51,15 +51,15 @@ class OldLedgers(Protocol):
     async def mark_suspect(self, attempt_id: str, fence: int) -> None: ...
 
 
-async def recover(runner: Runner, engine: Engine, reaper: Reaper, ledgers: OldLedgers) -> None:
+async def recover(runner: Runner, reaper: Reaper, ledgers: OldLedgers) -> None:
     """End every old dispatch, remove all that is left of old instances, and report both.
 
-    Returns only once the engine has listed what there is: before that, no capacity is ours to
-    advertise.
+    Returns only once engine and host have listed what there is: before that, no capacity is ours
+    to advertise.
 
     :raises DiskUnusable: the state root cannot be written; the bridge must not start.
     """
-    await end_old_dispatches(runner, engine, ledgers, CleanupTrigger.STARTUP)
+    await end_old_dispatches(runner, ledgers, CleanupTrigger.STARTUP)
     clock, backoff = runner.clock, Backoff()
     while (await reaper.remove_orphans(CleanupTrigger.STARTUP)).unlisted is not None:
         backoff = backoff.failed()
@@ -67,7 +67,7 @@ async def recover(runner: Runner, engine: Engine, reaper: Reaper, ledgers: OldLe
 
 
 async def end_old_dispatches(
-    runner: Runner, engine: Engine, ledgers: OldLedgers, trigger: CleanupTrigger
+    runner: Runner, ledgers: OldLedgers, trigger: CleanupTrigger
 ) -> tuple[Reaped, ...]:
     """End what the ledgers of earlier instances tell of; what resists is held as degraded.
 
@@ -78,7 +78,7 @@ async def end_old_dispatches(
         run = await _take_up(runner, ledgers, old)
         if run is None:
             return []
-        removed = await _finish(run, engine, trigger)
+        removed = await _finish(run, trigger)
         return [Reaped(run.state.owner, resource) for resource in removed]
 
     ended = await for_each(end, await ledgers.read_all(), at_once=DISPATCHES_AT_ONCE)
@@ -125,9 +125,7 @@ def believed(contents: LedgerContents) -> tuple[Record, ...]:
         raise RefusedError(f"a record of unknown kind: {error}", code="ledger_suspect") from error
 
 
-async def _finish(
-    run: AttemptRun, engine: Engine, trigger: CleanupTrigger
-) -> tuple[RemovedResource, ...]:
+async def _finish(run: AttemptRun, trigger: CleanupTrigger) -> tuple[RemovedResource, ...]:
     for message in messages_of(run.records):
         await run.put(message)
     detail = "the bridge stopped while it ran"
@@ -139,4 +137,4 @@ async def _finish(
         return ()
     if run.state.phase is Phase.RUNNING:
         await run.feed(StagesEnded(FailureCode.BRIDGE_STOPPED, detail))
-    return await tear_down(run, engine, trigger)
+    return await tear_down(run, trigger)

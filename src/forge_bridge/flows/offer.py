@@ -166,8 +166,8 @@ async def _open_ledger(runner: Runner, offer: Offer, verdict: Verdict) -> Verdic
     """
     key = (offer.attempt_id, offer.fence)
     owner = runner.identity.owner(*key, offer.project_id, offer.trust_domain_id)
-    resources = runner.admission.reservations[key].resources
-    attempt, ready = core.reserve(owner, offer.offer_id, resources, runner.now())
+    held = runner.admission.reservations[key]
+    attempt, ready = core.reserve(owner, offer.offer_id, held.resources, runner.now(), held.runtime)
     try:
         ledger = await runner.ledgers.create(*key)
         run = AttemptRun(runner, attempt, ledger, offer)

@@ -20,10 +20,10 @@ from forge_core.attempt import orphaned
 from forge_core.attempt_events import ResourceCreated
 from forge_core.errors import DiskUnusable, ForgeError
 from forge_core.labels import ROLE, Owner, runner_filter
-from forge_core.ports import Engine, EngineResource
+from forge_core.ports import EngineResource
 from forge_core.ready import Message
 from forge_core.reap import Claim, claim_of
-from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ReservationState
+from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ReservationState, Runtime
 from forge_core.wire.from_bridge import SubmitReapOutcome
 from forge_core.wire.from_hub import Reap
 from forge_core.wire.shapes import RemovedResource
@@ -71,11 +71,10 @@ class Reaper:
     observed gone (B-86).
     """
 
-    def __init__(self, runner: Runner, engine: Engine) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._engine = engine
         self._one_at_a_time = anyio.Lock()
-        self._held_without_ledger: set[Owner] = set()
+        self._held_without_ledger: dict[Runtime, set[Owner]] = {r: set() for r in Runtime}
 
     async def run_every_minute(self) -> None:
         """For as long as the bridge runs."""
@@ -103,7 +102,7 @@ class Reaper:
         self, trigger: CleanupTrigger, only: Key | None
     ) -> tuple[Reaped, ...]:
         async def finish(run: AttemptRun) -> list[Reaped]:
-            removed = await tear_down(run, self._engine, trigger)
+            removed = await tear_down(run, trigger)
             return [Reaped(run.state.owner, resource) for resource in removed]
 
         reservations = self._runner.admission.reservations.values()
@@ -114,23 +113,30 @@ class Reaper:
         return tuple(chain.from_iterable(finished))
 
     async def _remove_orphans(self, trigger: CleanupTrigger, only: Key | None) -> PassOutcome:
+        done = [await self._remove_left(runtime, trigger, only) for runtime in Runtime]
+        unlisted = next((one.unlisted for one in done if one.unlisted is not None), None)
+        return PassOutcome(tuple(chain.from_iterable(one.reaped for one in done)), unlisted)
+
+    async def _remove_left(
+        self, runtime: Runtime, trigger: CleanupTrigger, only: Key | None
+    ) -> PassOutcome:
+        """What was left in the engine, or on the host."""
+        labels = runner_filter(self._runner.identity.runner_id)
         try:
-            listed = await self._engine.list_resources(
-                runner_filter(self._runner.identity.runner_id)
-            )
+            listed = await self._runner.holder(runtime).list_resources(labels)
         except ForgeError as error:
             # Nothing is ever removed on the strength of a list that could not be had.
             logger.warning("a pass could not list the runner's resources", error=str(error))
             return PassOutcome(unlisted=str(error))
         orphans = self._orphans(listed)
-        for owner in self._held_without_ledger - orphans.keys():
-            self._free(owner)
+        for owner in self._held_without_ledger[runtime] - orphans.keys():
+            self._free(owner, runtime)
 
         async def remove(owners: Sequence[Owner]) -> list[Reaped]:
             return [
                 Reaped(owner, resource)
                 for owner in owners
-                for resource in await self._remove(owner, orphans[owner], trigger)
+                for resource in await self._remove(owner, runtime, orphans[owner], trigger)
             ]
 
         # Two instances can have left something of one dispatch, which has one ledger.
@@ -165,30 +171,37 @@ class Reaper:
         return found
 
     async def _remove(
-        self, owner: Owner, resources: Sequence[EngineResource], trigger: CleanupTrigger
+        self,
+        owner: Owner,
+        runtime: Runtime,
+        resources: Sequence[EngineResource],
+        trigger: CleanupTrigger,
     ) -> tuple[RemovedResource, ...]:
         """Remove what was found of one dispatch; nothing without its ledger."""
         if owner.is_runner:
-            removed = await remove_all(self._engine, owner)
+            removed = await remove_all(self._runner.holder(runtime), owner)
         else:
             try:
-                run = await self._begin_ledger(owner, resources)
+                run = await self._begin_ledger(owner, runtime, resources)
             except ForgeError as error:
                 logger.error("cannot record what is to be removed", error=str(error))
                 removed = tuple(_left_alone(resource, error) for resource in resources)
             else:
-                self._held_without_ledger.discard(owner)
-                return await tear_down(run, self._engine, trigger)
+                self._held_without_ledger[runtime].discard(owner)
+                return await tear_down(run, trigger)
         if any(r.outcome is RemovalOutcome.FAILED for r in removed):
-            self._held_without_ledger.add(owner)
+            self._held_without_ledger[runtime].add(owner)
             self._hold(_key(owner))
         else:
-            self._free(owner)
+            self._free(owner, runtime)
         return removed
 
-    async def _begin_ledger(self, owner: Owner, resources: Sequence[EngineResource]) -> AttemptRun:
+    async def _begin_ledger(
+        self, owner: Owner, runtime: Runtime, resources: Sequence[EngineResource]
+    ) -> AttemptRun:
         runner = self._runner
-        attempt, ready = orphaned(owner, runner.clock.new_id(), map(_as_created, resources))
+        found = map(_as_created, resources)
+        attempt, ready = orphaned(owner, runner.clock.new_id(), found, runtime)
         run = AttemptRun(runner, attempt, await runner.ledgers.create(*attempt.key))
         try:
             await run.begin(ready)
@@ -203,13 +216,13 @@ class Reaper:
         self._runner.admission.hold_orphaned(key, self._runner.capacity)
         self._runner.notify()
 
-    def _free(self, owner: Owner) -> None:
+    def _free(self, owner: Owner, runtime: Runtime) -> None:
         """Observed gone; what else is of the same dispatch keeps its capacity."""
-        if owner not in self._held_without_ledger:
+        if owner not in self._held_without_ledger[runtime]:
             return
-        self._held_without_ledger.remove(owner)
-        key = _key(owner)
-        if key not in self._runner.attempts and key not in map(_key, self._held_without_ledger):
+        self._held_without_ledger[runtime].remove(owner)
+        key, held = _key(owner), chain.from_iterable(self._held_without_ledger.values())
+        if key not in self._runner.attempts and key not in map(_key, held):
             self._runner.admission.free(key)
             self._runner.notify()
 

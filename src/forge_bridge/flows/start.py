@@ -11,6 +11,7 @@ from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.flows.offer import supersede
 from forge_bridge.flows.teardown import tear_down
 from forge_bridge.groups import first_error
+from forge_bridge.host.place import OnHost, refusal
 from forge_bridge.runner import Runner
 from forge_bridge.sandbox.agent import run_agent
 from forge_bridge.sandbox.output import OutputCollector
@@ -31,6 +32,7 @@ from forge_core.wire.codes import (
     FailureCode,
     Outcome,
     ReservationState,
+    Runtime,
     Stage,
 )
 from forge_core.wire.from_bridge import SubmitDispatchResult
@@ -63,6 +65,11 @@ async def handle_start(runner: Runner, start: Start, received_ms: int) -> None:
     difference = departure(run.offer, start)
     if difference is not None:
         await run.end(FailureCode.INTERNAL_ERROR, f"cannot start: {difference}")
+        return
+    why = refusal(run) if run.state.runtime is Runtime.HOST else None
+    if why is not None:
+        # What it stood on has gone, and the reservation with it: this start comes too late.
+        await run.end(FailureCode.START_TIMEOUT, f"cannot start on the host: {why}")
         return
     await _begin(runner, run, start, received_ms)
 
@@ -105,7 +112,8 @@ async def _begin(runner: Runner, run: AttemptRun, start: Start, received_ms: int
     runner.admission.transition(run.state.key, ReservationState.STARTING)
     runner.notify()
     resources = runner.admission.reservations[run.state.key].resources
-    place = InContainers(runner.engine)
+    is_on_host = run.state.runtime is Runtime.HOST
+    place = OnHost(runner.host) if is_on_host else InContainers(runner.engine)
     context = StageContext(run, start, resources, runner.engine, runner.sandbox, place)
     runner.tasks.start_soon(run_attempt, context)
 
@@ -125,7 +133,7 @@ async def run_attempt(context: StageContext) -> None:
     run.log.info("stages ended", failure=failure, detail=detail)
     await _conclude(run, failure, detail)
     context.forget_secrets()
-    await tear_down(run, context.engine, CleanupTrigger.TEARDOWN)
+    await tear_down(run, CleanupTrigger.TEARDOWN)
 
 
 async def _run_stages(context: StageContext) -> tuple[FailureCode | None, str | None]:

@@ -10,7 +10,7 @@ from forge_bridge.attempt_run import AttemptRun
 from forge_core.attempt_events import ResourcesRemoved
 from forge_core.errors import DiskUnusable, EngineConflict, EngineNotFound, ForgeError
 from forge_core.labels import Owner, attempt_filter
-from forge_core.ports import Engine, EngineResource
+from forge_core.ports import EngineResource, ResourceHolder
 from forge_core.ready import Record
 from forge_core.teardown import Removal, removal_plan
 from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ResourceKind
@@ -22,11 +22,10 @@ ROUNDS = 3
 """A create that timed out may happen while we remove: list, remove, and look again."""
 
 
-async def tear_down(
-    run: AttemptRun, engine: Engine, trigger: CleanupTrigger
-) -> tuple[RemovedResource, ...]:
-    """Remove what the ledger and the engine's list name; free the capacity once nothing is left."""
-    removed = await remove_all(engine, run.state.owner, run.records)
+async def tear_down(run: AttemptRun, trigger: CleanupTrigger) -> tuple[RemovedResource, ...]:
+    """Remove what its ledger names and what its holder lists; then free the capacity."""
+    holder = run.runner.holder(run.state.runtime)
+    removed = await remove_all(holder, run.state.owner, run.records)
     try:
         await run.feed(ResourcesRemoved(trigger, removed))
     except DiskUnusable as error:
@@ -37,9 +36,9 @@ async def tear_down(
 
 
 async def remove_all(
-    engine: Engine, owner: Owner, records: Iterable[Record] = ()
+    holder: ResourceHolder, owner: Owner, records: Iterable[Record] = ()
 ) -> tuple[RemovedResource, ...]:
-    """Remove everything of one dispatch, and look until the engine lists nothing of it.
+    """Remove everything of one dispatch, and look until its holder lists nothing of it.
 
     Nothing failed: all of it was observed gone.
 
@@ -47,10 +46,10 @@ async def remove_all(
     """
     removed: dict[tuple[ResourceKind, str], RemovedResource] = {}
     for round_number in range(ROUNDS):
-        listed, unlisted = await _list(engine, owner)
+        listed, unlisted = await _list(holder, owner)
         plan = removal_plan(records if round_number == 0 else (), listed)
         for removal in plan:
-            removed[removal.kind, removal.id] = await remove(engine, removal)
+            removed[removal.kind, removal.id] = await remove(holder, removal)
         if unlisted is not None:
             removed = {key: _unobserved(r, unlisted) for key, r in removed.items()}
         resists = any(r.outcome is RemovalOutcome.FAILED for r in removed.values())
@@ -59,17 +58,17 @@ async def remove_all(
     return tuple(removed.values())
 
 
-async def remove(engine: Engine, removal: Removal) -> RemovedResource:
+async def remove(holder: ResourceHolder, removal: Removal) -> RemovedResource:
     """Remove one resource; one that is gone already is ``absent``, and that is success."""
     outcome, detail = RemovalOutcome.REMOVED, None
     try:
         match removal.kind:
             case ResourceKind.CONTAINER:
-                await engine.remove_container(removal.id)
+                await holder.remove_container(removal.id)
             case ResourceKind.NETWORK:
-                await _remove_network(engine, removal)
+                await _remove_network(holder, removal)
             case ResourceKind.VOLUME:
-                await engine.remove_volume(removal.id)
+                await holder.remove_volume(removal.id)
     except EngineNotFound:
         outcome = RemovalOutcome.ABSENT
     except ForgeError as error:
@@ -85,29 +84,31 @@ async def remove(engine: Engine, removal: Removal) -> RemovedResource:
     )
 
 
-async def _remove_network(engine: Engine, network: Removal) -> None:
+async def _remove_network(holder: ResourceHolder, network: Removal) -> None:
     """The network is ours, so whatever still hangs on it, an endpoint left by a crash too, goes."""
     try:
-        await engine.remove_network(network.id)
+        await holder.remove_network(network.id)
     except EngineConflict:
-        for endpoint in await engine.network_endpoints(network.id):
+        for endpoint in await holder.network_endpoints(network.id):
             logger.warning("disconnecting an endpoint", network=network.name, endpoint=endpoint)
             try:
-                await engine.disconnect_network(network.id, endpoint)
+                await holder.disconnect_network(network.id, endpoint)
             except EngineNotFound:
                 continue
-        await engine.remove_network(network.id)
+        await holder.remove_network(network.id)
 
 
 def _unobserved(resource: RemovedResource, why: str) -> RemovedResource:
-    """Without the engine's list nothing is known to be gone, so the capacity stays taken."""
+    """Without a list nothing is known to be gone, so the capacity stays taken."""
     detail = f"its absence was not observed: {why}"[:2000]
     return resource.model_copy(update={"outcome": RemovalOutcome.FAILED, "detail": detail})
 
 
-async def _list(engine: Engine, owner: Owner) -> tuple[tuple[EngineResource, ...], str | None]:
+async def _list(
+    holder: ResourceHolder, owner: Owner
+) -> tuple[tuple[EngineResource, ...], str | None]:
     try:
-        return tuple(await engine.list_resources(attempt_filter(owner))), None
+        return tuple(await holder.list_resources(attempt_filter(owner))), None
     except ForgeError as error:
         logger.warning(
             "cannot list the resources of the attempt",

@@ -11,14 +11,13 @@ import anyio
 
 from forge_bridge.groups import first_error
 from forge_bridge.images.build import ImageFailed
-from forge_bridge.images.recipe import Approved, Recipe, approved_contract, recipe_of
+from forge_bridge.images.recipe import Recipe, recipe_of
+from forge_bridge.sandbox.contract import adopt_contract
 from forge_bridge.sandbox.stage import StageContext, StageFailed
-from forge_core.contract import CONTRACT_PATH, MAX_CONTRACT_BYTES
-from forge_core.contract_grants import require_granted
-from forge_core.errors import EngineNotFound, RefusedError
+from forge_core.errors import EngineNotFound
 from forge_core.sandbox_spec import image_faults
-from forge_core.wire.codes import EventType, FailureCode, WarningCode
-from forge_core.wire.events import ImageResolved, Warning_
+from forge_core.wire.codes import EventType, FailureCode
+from forge_core.wire.events import ImageResolved
 
 
 async def resolve_image(context: StageContext) -> None:
@@ -27,48 +26,12 @@ async def resolve_image(context: StageContext) -> None:
     :raises StageFailed: ``image_policy_denied``, ``signature_invalid``, ``image_build_failed``.
     :raises RefusedError: ``contract_invalid``, ``image_policy_denied``.
     """
-    recipe = None
-    approved = await _approved(context)
-    if approved is not None:
-        start = context.start
-        require_granted(
-            approved.contract,
-            network=start.network,
-            services=start.services,
-            secrets=context.secrets,
-        )
-        context.contract = approved.contract
-        recipe = await recipe_of(context.runner.git, approved)
+    approved = await adopt_contract(context)
+    recipe = None if approved is None else await recipe_of(context.runner.git, approved)
     resolved = await (_tooling(context) if recipe is None else _project(context, recipe))
     await context.tell(EventType.IMAGE_RESOLVED, resolved)
     context.runner.admission.release_builds(context.run.state.key)
     context.runner.notify()
-
-
-async def _approved(context: StageContext) -> Approved | None:
-    """The contract that counts: that of the approved commit, and of no other (B-52)."""
-    git, start = context.runner.git, context.start
-    if start.approved_commit is None:
-        await _warn_of_contract(context)
-        return None
-    if start.approved_commit != start.input_commit:
-        await git.ensure_commit(start.repository, start.approved_commit)
-    return await approved_contract(git, start.repository, start.approved_commit)
-
-
-async def _warn_of_contract(context: StageContext) -> None:
-    """Whoever wrote one will wonder why it has no effect."""
-    git, start = context.runner.git, context.start
-    try:
-        found = await git.read_file(
-            start.repository, start.input_commit, CONTRACT_PATH, MAX_CONTRACT_BYTES
-        )
-    except RefusedError:
-        return
-    if found is not None:
-        detail = f"{CONTRACT_PATH} has no say: the hub names no approved commit"
-        warning = Warning_(code=WarningCode.CONTRACT_NOT_APPROVED, detail=detail)
-        await context.tell(EventType.WARNING, warning)
 
 
 async def _tooling(context: StageContext) -> ImageResolved:

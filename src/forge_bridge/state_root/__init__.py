@@ -23,6 +23,7 @@
       build-logs/<image key>/
         <stage>.log                      why a stage failed; masked, 1 MiB
       attestations/<image key>/          bill of materials, scan, signed provenance: a set
+      host/                              directories of attempts on the host, and whose they are
       build-work/                        of builder and gate tools; wiped at each start
 
 Order: the ledger's record is durable before the effect that it announces, and what was found
@@ -67,6 +68,7 @@ _WRITTEN_HERE: Final = (
     "cleanup-reports",
     "cleanup-reports/rejected",
     "images",
+    "host",
 )
 _OTHERS: Final = ("build-logs", "attestations", "build-work", "repositories")
 _COMMAND_S: Final = 60
@@ -84,6 +86,7 @@ class StateRoot:
     :ivar repositories: the directory of the bare stores.
     :ivar images: ``images/``; ``build_logs`` and ``attestations`` likewise.
     :ivar build_work: the directory in which builder and gate tools work.
+    :ivar host: that of attempts on the host.
     """
 
     def __init__(self, path: Path, runner_id: str, clock: Clock) -> None:
@@ -96,6 +99,7 @@ class StateRoot:
         self.build_logs = EvidenceStore(path / "build-logs")
         self.attestations = EvidenceStore(path / "attestations")
         self.build_work = path / "build-work"
+        self.host = path / "host"
         self._clock = clock
 
     @classmethod

@@ -235,6 +235,7 @@ class WarningCode(StrEnum):
 
     CONTRACT_NOT_APPROVED = "contract_not_approved"
     LEASE_RENEWAL_REFUSED = "lease_renewal_refused"
+    NOT_CONTAINED = "not_contained"
     OUTPUT = "output"
     SECRET_NOT_MASKABLE = "secret_not_maskable"  # noqa: S105 - a code, not a secret
 
