@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from engines import Engine
+from forge_core.sealed import encode, seal, unseal
 from rig import API_TOKEN, RUNNER_TOKEN, Rig, git, running_rig, wait_for
 
 CONTRACT = "version: 1\nimage:\n  dockerfile: .forge/Dockerfile\n"
@@ -39,6 +41,17 @@ class Images:
         path = f"/images/{quote(image, safe='')}/tag"
         status, answer = self._api.call("POST", path, {"repo": repository, "tag": tag})
         assert status == 201, answer
+
+    def commit(self, image: str, name: str) -> str:
+        """An image made of another one's container, as anybody could; its id."""
+        container = json.dumps({"Image": image})
+        created = json.loads(self._api.call("POST", "/containers/create", body=container)[1])["Id"]
+        try:
+            repository, _, tag = name.rpartition(":")
+            query = {"container": created, "repo": repository, "tag": tag}
+            return str(json.loads(self._api.call("POST", "/commit", query)[1])["Id"])
+        finally:
+            self._api.call("DELETE", f"/containers/{created}", {"force": "1"})
 
     def remove(self, name: str) -> None:
         self._api.call("DELETE", f"/images/{quote(name, safe='')}", {"force": "1"})
@@ -180,6 +193,54 @@ def test_names_that_others_move_decide_nothing(rig: Rig, images: Images) -> None
     assert rig.wait_over(built)["outcome"] == "succeeded"
     assert told(rig, built)["image.resolved"]["cache"] == "miss"
     assert rig.diagnostics(built)["logTail"] == "proven\n"
+
+
+@pytest.mark.requirement("B-27", "B-30")
+def test_a_record_that_names_another_image_is_not_believed(rig: Rig, images: Images) -> None:
+    """Whoever has the state root can seal a record; what runs must carry the labels of its key."""
+    approved = commit(rig, "RUN echo proven > /which && ls /etc > /more")
+    first = dispatch(rig, approved, "cat", "/which")
+    assert rig.wait_over(first)["outcome"] == "succeeded"
+    resolved = told(rig, first)["image.resolved"]
+    record = rig.state_root / "images" / f"{resolved['imageKey']}.json"
+    other = rig.engine.api.get(f"/images/{rig.engine.tooling_image}/json")["Id"]
+    rig.bridge.stop()
+    record.write_bytes(seal(encode({**unseal(record.read_bytes()), "imageId": other})))
+    log = rig.state_root / "build-logs" / resolved["imageKey"]
+    log.symlink_to(rig.directory)
+    rig.start_bridge()
+    again = dispatch(rig, approved, "cat", "/which")
+    assert rig.wait_over(again)["outcome"] == "succeeded"
+    assert rig.diagnostics(again)["logTail"] == "proven\n"
+    assert told(rig, again)["image.resolved"]["cache"] == "miss"
+    assert other not in images.all()
+    assert rig.engine.api.call("GET", f"/images/{other}/json")[0] == 200
+
+
+@pytest.mark.requirement("B-89")
+def test_what_others_made_of_an_image_stays_under_any_pressure(rig: Rig, images: Images) -> None:
+    approved = commit(rig, "RUN echo ours > /which && ls /usr > /more")
+    session_id = dispatch(rig, approved, "true")
+    assert rig.wait_over(session_id)["outcome"] == "succeeded"
+    image = told(rig, session_id)["image.resolved"]["digest"]
+    tagged, child = (f"forge-test-{word}-{os.getpid()}:1" for word in ("tagged", "child"))
+    images.tag(image, tagged)
+    theirs = {images.commit(image, child), images.commit(image, "")}
+    rig.bridge.stop()
+    expired = {
+        "FORGE_SANDBOX_IMAGE_RETENTION_COUNT": "0",
+        "FORGE_SANDBOX_IMAGE_RETENTION_TTL_MS": "0",
+    }
+    try:
+        rig.start_bridge(**expired, FORGE_MINIMUM_WORKSPACE_BYTES="1000TiB")
+        records = rig.state_root / "images"
+        wait_for("the images to go", lambda: not [*records.glob("*.json")], 60)
+        assert images.all() == {image: [tagged], **{one: images.all()[one] for one in theirs}}
+    finally:
+        rig.bridge.stop()
+        rig.start_bridge()
+        for one in (tagged, *theirs):
+            images.remove(one)
 
 
 # -- what a build does ----------------------------------------------------------------------------
