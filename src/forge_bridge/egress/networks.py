@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Final, Protocol
 
@@ -18,6 +18,7 @@ NO_NAME_SERVER: Final = IPv4Address("127.0.0.1")
 """The loopback of whoever asks: the engine's resolver asks there, and nobody answers."""
 
 MAX_TRIES: Final = 256
+NO_PROXY: Final = ("NO_PROXY", "no_proxy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,17 @@ class AgentNetwork:
     subnet: IPv4Network
     name_servers: tuple[IPv4Address, ...] = (NO_NAME_SERVER,)
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    def reaching(self, address: str) -> AgentNetwork:
+        """The same for an agent that is to reach this address without the proxy, if there is one.
+
+        It is in the subnet, but few programs can read that in ``NO_PROXY``.
+        """
+        named = {n: v for n, v in self.environment.items() if n in NO_PROXY}
+        return replace(
+            self,
+            environment={**self.environment, **{n: f"{v},{address}" for n, v in named.items()}},
+        )
 
 
 class Maker(Protocol):

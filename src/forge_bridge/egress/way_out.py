@@ -23,6 +23,7 @@ from forge_core.network_spec import AGENT_NETWORK, EGRESS_NETWORK, NetworkSpec
 from forge_core.ports import Attachment, Engine
 from forge_core.read_back import endpoint_faults
 from forge_core.sandbox_spec import PRELOAD_FILE, ContainerSpec, endpoint
+from forge_core.services import AGENT_ALIAS
 from forge_core.squid_conf import PROXY_PORT, UpstreamProxy, squid_conf
 from forge_core.subnet_pool import proxy_address
 from forge_core.wire.codes import FailureCode, ServiceName
@@ -60,7 +61,8 @@ class Egress:
 def proxy_environment(subnet: IPv4Network) -> dict[str, str]:
     """What makes programs ask the proxy, in both spellings; what is beside them needs none."""
     proxy = f"http://{PROXY_ALIAS}:{PROXY_PORT}"
-    direct = ",".join(("localhost", "127.0.0.1", "::1", *ServiceName, str(subnet)))
+    beside = (AGENT_ALIAS, *ServiceName, str(subnet))
+    direct = ",".join(("localhost", "127.0.0.1", "::1", *beside))
     variables = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": direct}
     return {**variables, **{name.lower(): value for name, value in variables.items()}}
 

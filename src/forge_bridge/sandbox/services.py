@@ -185,11 +185,16 @@ class _Service:
 
     async def _tell_agent(self, container: str) -> None:
         context, name = self._context, self._kind.name
+        networks = (await context.engine.inspect_container(container))["NetworkSettings"][
+            "Networks"
+        ]
         assert context.network is not None
-        inspected = await context.engine.inspect_container(container)
-        address = inspected["NetworkSettings"]["Networks"][context.network.name]["IPAddress"]
-        told = variables(name, self._password, str(IPv4Address(address)))
-        context.service_environment = {**context.service_environment, **told}
+        address = str(IPv4Address(networks[context.network.name]["IPAddress"]))
+        context.network = context.network.reaching(address)
+        context.service_environment = {
+            **context.service_environment,
+            **variables(name, self._password, address),
+        }
 
     async def _ended(self, process: ServiceProcess, container: str, when: str) -> StageFailed:
         """What its end means for the attempt.

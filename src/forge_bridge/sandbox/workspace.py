@@ -16,6 +16,7 @@ from forge_core.sandbox_spec import (
     ContainerSpec,
     VolumeMount,
 )
+from forge_core.services import AGENT_ALIAS
 from forge_core.wire.codes import EventType, ResourceKind
 from forge_core.wire.events import Inventory
 from forge_core.wire.limits import split_inventory
@@ -59,6 +60,7 @@ def agent_spec(context: StageContext, volume: str) -> ContainerSpec:
     resources: ResourceVector = context.resources
     tooling, contract = context.tooling, context.contract
     interpreter = (INTERPRETER,) if tooling is None else tooling.interpreter
+    network = context.network
     return ContainerSpec(
         owner=context.run.state.owner,
         role="agent",
@@ -70,8 +72,9 @@ def agent_spec(context: StageContext, volume: str) -> ContainerSpec:
         cpu_millis=resources.cpu_millis,
         pids=resources.pids,
         tmp_exec=contract is not None and contract.tmp.executable,
-        network=None if context.network is None else context.network.name,
-        name_servers=() if context.network is None else context.network.name_servers,
+        network=None if network is None else network.name,
+        aliases=() if network is None else (AGENT_ALIAS,),
+        name_servers=() if network is None else network.name_servers,
         mounts=(
             VolumeMount(volume, WORKSPACE_VOLUME, read_only=False),
             *(() if tooling is None else (tooling.mount,)),
