@@ -1,0 +1,95 @@
+"""Builds that fork without end or eat memory, in a builder of its own that bounds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engines import Engine, extra_image
+from rig import Rig, wait_for
+
+CONTRACT = "version: 1\nimage:\n  dockerfile: .forge/Dockerfile\n"
+PIDS = 200
+BOMB = """\
+import os, time
+while True:
+    try:
+        os.fork()
+    except OSError:
+        time.sleep(0.1)
+"""
+EATER = "import os\nparts = []\nwhile True: parts.append(os.urandom(1 << 20))\n"
+
+pytestmark = [pytest.mark.slow, pytest.mark.engine("d26"), pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def rig(
+    engine: Engine, tmp_path_factory: pytest.TempPathFactory, module_runner_id: str
+) -> Iterator[Rig]:
+    rig = Rig(tmp_path_factory.mktemp("rig"), engine, module_runner_id)
+    try:
+        rig.start_hub()
+        rig.start_bridge(
+            FORGE_SANDBOX_BUILDKIT_IMAGE=extra_image(engine, "buildkit"),
+            FORGE_SANDBOX_BUILDER_PIDS_LIMIT=str(PIDS),
+            FORGE_SANDBOX_BUILD_MEMORY="256m",
+        )
+        yield rig
+    finally:
+        for name in ("bridge", "hub"):
+            if daemon := getattr(rig, name, None):
+                daemon.stop()
+        for name in rig.resources():
+            assert name.startswith("forge-build-cache-"), name  # it outlives its builder
+            engine.api.call("DELETE", f"/volumes/{name}", {"force": "1"})
+
+
+def dispatch(rig: Rig, program: str, name: str) -> str:
+    """A session whose image runs this program when it is built."""
+    dockerfile = f"FROM {rig.engine.tooling_image}\nCOPY run.py /\nRUN python3 /run.py {name}\n"
+    files = {".forge/forge.sandbox.yml": CONTRACT, ".forge/Dockerfile": dockerfile}
+    approved = rig.add_commit({**files, "run.py": program})
+    return rig.dispatch("true", inputCommit=approved, approvedCommit=approved)
+
+
+def processes(name: str) -> int:
+    """How many on this machine have the name among their arguments."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += name.encode() in path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+    return found
+
+
+def require_no_image(rig: Rig, session_id: str) -> None:
+    told = {event["type"] for event in rig.diagnostics(session_id)["timeline"]}
+    assert "build.started" in told
+    assert not {"build.finished", "image.resolved"} & told
+
+
+@pytest.mark.requirement("B-33", "B-72")
+def test_a_fork_bomb_is_bounded_until_it_is_cancelled(rig: Rig) -> None:
+    name = f"bomb-{os.getpid()}"
+    session_id = dispatch(rig, BOMB, name)
+    wait_for("the bomb to reach its bound", lambda: processes(name) > PIDS // 2)
+    assert processes(name) <= PIDS
+    rig.post(f"/sessions/{session_id}/cancel", {"reason": "enough"})
+    assert rig.wait_over(session_id)["outcome"] == "cancelled"
+    wait_for("the bomb to end", lambda: not processes(name))
+    require_no_image(rig, session_id)
+    assert rig.wait_over(dispatch(rig, "", "harmless"), 120)["outcome"] == "succeeded"
+
+
+@pytest.mark.requirement("B-33", "B-90")
+def test_a_memory_eater_fails_its_build_and_no_other(rig: Rig) -> None:
+    session_id = dispatch(rig, EATER, f"eater-{os.getpid()}")
+    result = rig.wait_over(session_id, 120)
+    assert result["failureCode"] == "image_build_failed"
+    require_no_image(rig, session_id)
+    assert rig.wait_over(dispatch(rig, "", "harmless"), 120)["outcome"] == "succeeded"
