@@ -11,6 +11,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from forge_core.admission import DEFAULT_REQUEST
+from forge_core.egress_domains import DOMAIN_PATTERN
 from forge_core.wire.base import (
     COMMIT_PATTERN,
     ID_PATTERN,
@@ -29,7 +30,12 @@ from .reference_reasons import blockers, reasons
 
 _NAMED_PATTERNS = {
     pattern.replace("\\Z", "$"): name
-    for pattern, name in ((ID_PATTERN, "id"), (COMMIT_PATTERN, "commit"), (TIME_PATTERN, "time"))
+    for pattern, name in (
+        (ID_PATTERN, "id"),
+        (COMMIT_PATTERN, "commit"),
+        (TIME_PATTERN, "time"),
+        (DOMAIN_PATTERN, "domain"),
+    )
 }
 
 Schema = Mapping[str, Any]
@@ -46,7 +52,9 @@ has the same as JSON Schema, [codes.md](codes.md) the closed lists.
 - Unknown properties are ignored. A property that is not marked *optional* and is missing, or any
   known one of another type, makes the message `malformed`; the error names the property.
 - An *id* is 1 to 128 letters, digits, `-` and `_`, and begins with a letter or digit: ids become
-  file names and labels. A *commit* is 40 or 64 lower-case hexadecimal digits.
+  file names and labels. A *commit* is 40 or 64 lower-case hexadecimal digits. A *domain* is the
+  name of a host, or with a dot before it of a host and all below it
+  ([what may be listed](contract.md)).
 - A hub method takes exactly one object and returns exactly one. A client target takes one.
 - The bridge sends no message over {MAX_MESSAGE_BYTES} bytes, because an ASP.NET Core hub drops
   the connection above 32 KiB, and takes none over {MAX_INBOUND_BYTES}."""
