@@ -368,6 +368,27 @@ async def test_an_image_that_does_not_pass_any_more_is_built_anew(tmp_path: Path
         assert [*at.engine.images] == [at.event(attempt, "image.resolved")["digest"]]
 
 
+@pytest.mark.requirement("B-28", "B-30")
+async def test_a_refusal_takes_no_evidence_from_an_image_that_can_run(tmp_path: Path) -> None:
+    async with project(tmp_path) as at:
+        commit = at.commit(FILES)
+        first = await at.run(commit)
+        await at.result(first)
+        at.gates.refuses["before_use"] = refusal("vulnerabilities")
+        at.gates.refuses["after_build"] = refusal("vulnerabilities")
+        second = await at.run(commit)
+        assert (await at.result(second))["failureCode"] == "image_policy_denied"
+        key = at.event(first, "image.resolved")["imageKey"]
+        kept, logs = (at.bridge.state_root / part / key for part in ("attestations", "build-logs"))
+        assert {path.name for path in kept.iterdir()} == {one.name for one in EVIDENCE}
+        names = {"vulnerabilities.json", "vulnerabilities.log"}
+        assert {path.name for path in logs.iterdir()} == names
+        at.gates.refuses.clear()
+        third = await at.run(commit)
+        assert (await at.result(third))["outcome"] == "succeeded"
+        assert at.event(third, "image.resolved")["cache"] == "hit"
+
+
 @pytest.mark.requirement("B-89")
 async def test_an_image_of_somebody_else_is_not_touched_under_a_name_of_ours(
     tmp_path: Path,

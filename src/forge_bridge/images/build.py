@@ -246,7 +246,7 @@ class Build:
         try:
             await self.records.build_logs.put(key, Evidence(f"{stage}.log", log.content))
             if isinstance(error, GateRefused) and error.evidence:
-                await self.records.attestations.put_set(key, error.evidence)
+                await self.records.keep_refused(key, error.evidence)
         except ForgeError as unkept:
             # Why the build failed is what counts.
             self.context.run.log.error("cannot keep the log of a build", error=str(unkept))

@@ -52,6 +52,19 @@ class ImageRecords:
     attestations: EvidenceStore
     retention: Retention
 
+    async def keep_refused(self, image_key: str, evidence: Sequence[Evidence]) -> None:
+        """Keep what gates found about an image that they refused.
+
+        The attestations of the key stay where an earlier image of it can still run (B-28).
+
+        :raises DiskUnusable: it cannot be written.
+        """
+        if image_key not in self.index.images:
+            await self.attestations.put_set(image_key, evidence)
+            return
+        for document in evidence:
+            await self.build_logs.put(image_key, document)
+
     async def prune(self, now_ms: int) -> None:
         """Let go of what is too old or too much; never of what a usable image rests on.
 
