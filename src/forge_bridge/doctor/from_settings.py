@@ -73,7 +73,7 @@ async def preflight(
     )
     if services is not None:
         known = replace(known, services=tuple(services.references))
-        proofs |= await prove_services(services, engine, known)
+        proofs |= await prove_services(services, engine, known, settings.sandbox_subnet_pool)
     if egress is not None:
         proofs |= await prove_egress(egress, engine, known)
     return await run_checks(engine, replace(known, proofs=proofs.shown, failures=proofs.failed))

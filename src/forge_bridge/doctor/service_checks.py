@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import IPv4Network
 
 from forge_bridge.doctor.image_checks import Proofs
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.doctor.results import Check, CheckResult
+from forge_bridge.egress.trial import prove_closed_network
 from forge_bridge.services.images import ServiceImages, Trial
+from forge_core.errors import ForgeError
 from forge_core.ports import Engine
 from forge_core.services import CATALOGUE
 from forge_core.wire.codes import ServiceName
 
 
 async def prove_services(
-    services: ServiceImages, engine: Engine, settings: PreflightSettings
+    services: ServiceImages, engine: Engine, settings: PreflightSettings, pool: IPv4Network
 ) -> Proofs:
-    """What the images show of themselves; raises nothing that is expected."""
+    """What images and network show of themselves; raises nothing that is expected.
+
+    :param pool: the subnets of the networks of attempts.
+    """
     if settings.tooling_image is None or not services.references:
         return Proofs()
     trial = Trial(engine, settings.owner, settings.tooling_image, settings.hardening)
+    try:
+        await prove_closed_network(trial, pool)
+    except ForgeError as error:
+        services.usable.clear()
+        return Proofs(failed={CATALOGUE[n].check_id: str(error) for n in services.references})
     return Proofs(*await services.prove(trial))
 
 

@@ -50,7 +50,7 @@ class Seen(BaseModel):
             if status != FORBIDDEN
         ]
         if self.gateways:
-            faults.append(f"there is a way out besides the proxy: route {', '.join(self.gateways)}")
+            faults.append(f"there is a way out: route {', '.join(self.gateways)}")
         if any(self.answers):
             faults.append(f"the engine's resolver answers questions about {PUBLIC_NAME}")
         if self.reached:
@@ -63,24 +63,24 @@ async def look_around(
     network: AgentNetwork,
     *,
     image: str,
-    wait_ms: int,
+    wait_ms: int | None,
     addresses: Sequence[Address] = (),
 ) -> Seen:
     """Look from a container in the agent's network, once the proxy answers.
 
     :param image: one with ``/usr/bin/python3``.
-    :param wait_ms: how long the proxy may take to come up.
+    :param wait_ms: how long the proxy may take to come up; None: there is none.
     :param addresses: where nobody may be.
     :raises RefusedError: ``engine_refused``: the container did not run as it should.
     """
     source = resources.files(__package__).joinpath("probe.py").read_text("utf-8")
     orders = {
-        "proxy": (PROXY_ALIAS, PROXY_PORT),
+        "proxy": None if wait_ms is None else (PROXY_ALIAS, PROXY_PORT),
         # Nobody can list it: it is made of this owner's own digest.
         "refused": f"n{maker.owner.name(PROBE_ROLE)[-24:]}.example",
         "public": PUBLIC_NAME,
         "addresses": addresses,
-        "waitS": wait_ms / 1000,
+        "waitS": (wait_ms or 0) / 1000,
     }
     spec = ContainerSpec(
         owner=maker.owner,
@@ -95,7 +95,7 @@ async def look_around(
     )
     container = await maker.create_container(spec)
     answer, complaint = bytearray(), bytearray()
-    with anyio.move_on_after((wait_ms + PROBE_MS) / 1000):
+    with anyio.move_on_after(((wait_ms or 0) + PROBE_MS) / 1000):
         async with maker.engine.attach(container) as stream:
             await maker.engine.start_container(container)
             while (piece := await stream.receive()) is not None:

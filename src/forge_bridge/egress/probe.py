@@ -80,13 +80,15 @@ def answers_of_resolver(name: str, kind: int) -> int:
 def main() -> None:
     """Look at everything, and print."""
     orders = json.loads(sys.argv[1])
-    proxy, refused = tuple(orders["proxy"]), orders["refused"]
-    manager = f"http://{proxy[0]}:{proxy[1]}/squid-internal-mgr/info"
-    statuses = {
-        "a site": until_it_answers(proxy, f"GET http://{refused}/", orders["waitS"]),
-        "a tunnel": ask_proxy(proxy, f"CONNECT {refused}:443"),
-        "its manager": ask_proxy(proxy, f"GET {manager}"),
-    }
+    proxy, refused, statuses = orders["proxy"], orders["refused"], {}
+    if proxy is not None:
+        host, port = proxy
+        manager = f"http://{host}:{port}/squid-internal-mgr/info"
+        statuses = {
+            "a site": until_it_answers((host, port), f"GET http://{refused}/", orders["waitS"]),
+            "a tunnel": ask_proxy((host, port), f"CONNECT {refused}:443"),
+            "its manager": ask_proxy((host, port), f"GET {manager}"),
+        }
     addresses = [(host, port) for host, port in orders["addresses"]]
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
         there = list(pool.map(is_there, addresses))

@@ -15,7 +15,7 @@ from typing import Any, Final
 import anyio
 
 from forge_bridge.egress.look import Address, look_around
-from forge_bridge.egress.networks import make_network, require_as_asked
+from forge_bridge.egress.networks import AgentNetwork, make_network, require_as_asked
 from forge_bridge.egress.way_out import READY_MS, Egress, open_egress
 from forge_bridge.flows.teardown import remove_all
 from forge_bridge.groups import first_error
@@ -23,7 +23,7 @@ from forge_bridge.services.container import ServiceImage
 from forge_bridge.services.images import SignatureCheck, Trial, fit_image
 from forge_core.errors import EngineNotFound, EngineRefused, EngineTimedOut
 from forge_core.labels import Owner
-from forge_core.network_spec import NetworkSpec, contains_egress
+from forge_core.network_spec import AGENT_NETWORK, NetworkSpec, contains_egress
 from forge_core.ports import Engine
 from forge_core.read_back import read_back
 from forge_core.sandbox_spec import ContainerSpec, container_request
@@ -64,12 +64,7 @@ class EgressTrial:
         :raises ForgeError: it does not hold, or it could not be tried.
         """
         self.image = None
-        version = (await trial.engine.facts()).version
-        if not contains_egress(version):
-            raise EngineRefused(
-                f"cannot contain egress on Engine {version}: its internal networks keep a "
-                "default route; upgrade to 26.1 or later"
-            )
+        await _require_containment(trial.engine)
         image = await fit_image(trial.engine, self.reference)
         if not self._signed:
             await self.check_signature((self.reference,))
@@ -102,6 +97,42 @@ class EgressTrial:
             f"{self.reference} refuses a site, a tunnel and its own manager; from the agent's "
             f"network there is no route, no answer about other names, and nobody at "
             f"{', '.join(sorted({host for host, _ in addresses}))}"
+        )
+
+
+async def prove_closed_network(trial: Trial, pool: IPv4Network) -> None:
+    """Look from a network without a proxy, in which agents with services are: it leads nowhere.
+
+    :param pool: where its subnet comes from.
+    :raises ForgeError: it does, or it could not be looked at.
+    """
+    await _require_containment(trial.engine)
+    maker = _TrialMaker(trial, SubnetPool(pool))
+    try:
+        with anyio.move_on_after(TRIAL_S):
+            spec = await maker.create_network(AGENT_NETWORK, is_internal=True)
+            seen = await look_around(
+                maker,
+                AgentNetwork(spec.name, spec.subnet),
+                image=trial.tooling_image,
+                wait_ms=None,
+                addresses=await maker.host_addresses(),
+            )
+            if faults := seen.faults():
+                raise EngineRefused(f"cannot contain agents with services: {'; '.join(faults)}")
+            return
+        raise EngineTimedOut(f"cannot try the network of services in {TRIAL_S:.0f} s")
+    finally:
+        with anyio.move_on_after(CLEAN_UP_S, shield=True):
+            await remove_all(trial.engine, trial.owner)
+
+
+async def _require_containment(engine: Engine) -> None:
+    version = (await engine.facts()).version
+    if not contains_egress(version):
+        raise EngineRefused(
+            f"cannot contain egress on Engine {version}: its internal networks keep a default "
+            "route; upgrade to 26.1 or later"
         )
 
 
