@@ -39,6 +39,8 @@ _REASONS = {
     Reason.UNKNOWN_REQUEST: "This runner was not asked to reap under that request id.",
     Reason.STALE_FENCE: "A later dispatch of the attempt followed, or this one was given up.",
     Reason.EXPIRED: "The offer had run out, or its instance was gone.",
+    Reason.HOST_FALLBACK_DENIED: "It would run on the host, which the project or the operator does "
+    "not allow at this moment.",
     Reason.CANCELLED: "The session was cancelled before the start.",
     Reason.SEQUENCE_CONFLICT: "Another event has this sequence.",
     Reason.EVENT_CONFLICT: "The event id belongs to another dispatch.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from pydantic import Field
@@ -64,7 +63,6 @@ class AttemptInput(WireModel):
     services: Annotated[tuple[Service, ...], Field(max_length=16)] = ()
     secrets: Annotated[tuple[EnvironmentName, ...], Field(max_length=256)] = ()
     publication: PublicationRequest = PublicationRequest()
-    host_fallback: HostFallback | None = None
 
     @property
     def requirements(self) -> Requirements:
@@ -80,11 +78,11 @@ class AttemptInput(WireModel):
         """Whether a runner is to push the result."""
         return self.publication.mode is PublicationMode.BRIDGE_PUSH
 
-    def wanted(self, pinned_runner_id: str | None, *, now: str) -> Wanted:
-        """The question for placement; a host fallback that has expired counts as none (B-53)."""
-        fallback = self.host_fallback
-        if fallback is not None and _time(fallback.expires_at) <= _time(now):
-            fallback = None
+    def wanted(self, pinned_runner_id: str | None, host_fallback: HostFallback | None) -> Wanted:
+        """The question for placement.
+
+        :param host_fallback: the project's permission, if it counts now.
+        """
         return Wanted(
             trust_domain_id=self.trust_domain_id,
             policy=self.policy,
@@ -92,10 +90,12 @@ class AttemptInput(WireModel):
             resources=self.resources,
             requirements=self.requirements,
             runner_id=pinned_runner_id,
-            host_fallback=fallback,
+            host_fallback=host_fallback,
         )
 
-    def offer(self, to: Addressee, *, expires_in_ms: int) -> Offer:
+    def offer(
+        self, to: Addressee, *, expires_in_ms: int, host_fallback: HostFallback | None = None
+    ) -> Offer:
         """May I?"""
         return Offer(
             offer_id=to.offer_id,
@@ -110,7 +110,7 @@ class AttemptInput(WireModel):
             repository=self.repository,
             approved_commit=self.approved_commit,
             expires_in_ms=expires_in_ms,
-            host_fallback=self.host_fallback,
+            host_fallback=host_fallback,
             requirements=self.requirements,
         )
 
@@ -152,7 +152,3 @@ class Addressee(WireModel):
     def of(cls, row: RowMapping) -> Addressee:
         """Out of a dispatch's row."""
         return cls.model_validate({name: row[name] for name in cls.model_fields})
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)

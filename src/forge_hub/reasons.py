@@ -22,6 +22,7 @@ class Reason(StrEnum):
     UNKNOWN_REQUEST = "unknown_request"
     STALE_FENCE = "stale_fence"
     EXPIRED = "expired"
+    HOST_FALLBACK_DENIED = "host_fallback_denied"
     CANCELLED = "cancelled"
     SEQUENCE_CONFLICT = "sequence_conflict"
     EVENT_CONFLICT = "event_conflict"
@@ -68,6 +69,7 @@ REASONS: Final[Mapping[str, frozenset[Reason]]] = {
             Reason.STALE_FENCE,
             Reason.EXPIRED,
             Reason.CANCELLED,
+            Reason.HOST_FALLBACK_DENIED,
         },
         "SubmitDispatchEvent": {
             *_NOT_ITS_OWN,

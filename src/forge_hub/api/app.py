@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI
 
-from forge_hub.api import legacy, problems, runners, sessions
+from forge_hub.api import legacy, problems, projects, runners, sessions
 from forge_hub.api.context import Context, OpenBoard
 from forge_hub.api.models import Health
 from forge_hub.api.problems import Problem
@@ -39,7 +39,7 @@ def bare_app() -> FastAPI:
         redoc_url=None,
         responses={"default": {"model": Problem, "description": "Problem details (RFC 9457)"}},
     )
-    for router in (sessions.router, runners.router, legacy.router, _health):
+    for router in (sessions.router, projects.router, runners.router, legacy.router, _health):
         app.include_router(router)
     problems.install(app)
     return app

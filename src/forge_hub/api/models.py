@@ -23,6 +23,7 @@ from forge_core.wire.from_hub import Argv, DurationMs, Environment
 from forge_core.wire.shapes import Capabilities, DiskState, RemovedResource, RunnerSettings, Timings
 from forge_hub.attempt_input import AttemptInput
 from forge_hub.grants import GrantKind
+from forge_hub.sandbox_policy import SandboxPolicy
 from forge_hub.states import DispatchState, EndReason, PublicationSource, SessionState
 
 _STRICT = ConfigDict({**WIRE_CONFIG, "extra": "forbid"})
@@ -268,6 +269,19 @@ class HostFallbackRequest(WireModel):
     model_config = _STRICT
 
     enabled: Flag
+
+
+class SandboxPolicyRequest(SandboxPolicy):
+    """What the owner of a project decides."""
+
+    model_config = _STRICT
+
+
+class SandboxPolicyView(SandboxPolicy):
+    """What the owner of a project has decided, and when."""
+
+    project_id: Id
+    updated_at: str
 
 
 class NewLegacyDispatch(WireModel):

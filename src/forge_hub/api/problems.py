@@ -19,9 +19,11 @@ MEDIA_TYPE: Final = "application/problem+json"
 _STATUS_OF_CODE: Final = {
     "unknown_session": HTTPStatus.NOT_FOUND,
     "unknown_runner": HTTPStatus.NOT_FOUND,
+    "unknown_project": HTTPStatus.NOT_FOUND,
     "unknown_dispatch": HTTPStatus.NOT_FOUND,
     "runner_offline": HTTPStatus.CONFLICT,
     "conflict": HTTPStatus.CONFLICT,
+    "policy_conflict": HTTPStatus.CONFLICT,
 }
 _log = structlog.get_logger(__name__)
 

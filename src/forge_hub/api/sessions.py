@@ -28,7 +28,7 @@ from forge_hub.attempt_input import Addressee, AttemptInput
 from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.endings import cancel
 from forge_hub.grants import Handles, new_handle
-from forge_hub.store import evidence, grants, sessions
+from forge_hub.store import evidence, grants, projects, sessions
 
 MAX_TIMELINE: Final = 2_000
 MAX_REPORTS: Final = 50
@@ -41,6 +41,9 @@ async def create_session(board: AuthorizedBoard, wanted: NewSession) -> SessionV
     given = AttemptInput.model_validate(
         wanted.model_dump(exclude={"runner_id", "retries"}, by_alias=False)
     )
+    policy = await board.database.read(lambda c: projects.policy_of(c, given.project_id))
+    if policy is not None:
+        given = policy.applied(given)
     session_id, attempt_id = board.clock.new_id(), board.clock.new_id()
     _require_start_fits(given, session_id, attempt_id)
     await _require_sources(board, given)

@@ -6,7 +6,7 @@ import secrets
 
 from sqlalchemy import Connection, RowMapping
 
-from forge_core.wire.codes import Decision, RejectionCode, ReservationState
+from forge_core.wire.codes import Decision, RejectionCode, ReservationState, Runtime
 from forge_core.wire.from_bridge import Ack, Heartbeat, SubmitOfferDecision
 from forge_core.wire.from_hub import Cancel
 from forge_core.wire.lease_mac import KEY_BYTES
@@ -15,8 +15,9 @@ from forge_hub.connections import LiveRunner
 from forge_hub.dispatch.board import Board
 from forge_hub.grants import Handles, new_handle
 from forge_hub.reasons import Reason
+from forge_hub.sandbox_policy import refuse_host
 from forge_hub.states import DispatchState, EndReason, SessionState
-from forge_hub.store import dispatches, grants, runners, sessions
+from forge_hub.store import dispatches, grants, projects, runners, sessions
 
 
 async def decide(board: Board, runner: LiveRunner, message: SubmitOfferDecision) -> Ack:
@@ -35,6 +36,8 @@ async def decide(board: Board, runner: LiveRunner, message: SubmitOfferDecision)
         board.forget((to.attempt_id, to.fence))
         board.offers.decline(to, given, board.clock.now_ms())
         board.changed(to.session_id)
+        if message.decision is Decision.ACCEPTED:
+            return Ack(accepted=False, reason=Reason.HOST_FALLBACK_DENIED)
     elif message.decision is Decision.ACCEPTED:
         return _repeated(board, row)
     return Ack(accepted=True)
@@ -58,6 +61,8 @@ def _keep_decision(
     runners.set_resources(
         connection, runner.runner_id, message.used_resources, message.resource_capacity
     )
+    if row["state"] == DispatchState.OFFERED:
+        message = _without_host(connection, row, message, now)
     if message.decision is Decision.REJECTED:
         if not dispatches.decline(connection, message, now=now):
             return row, None
@@ -71,6 +76,25 @@ def _keep_decision(
     given = sessions.input_of(connection, message.attempt_id)
     grants.add(connection, Addressee.of(row), given, _handles(given, fresh), now=now)
     return row, given
+
+
+def _without_host(
+    connection: Connection, row: RowMapping, message: SubmitOfferDecision, now: str
+) -> SubmitOfferDecision:
+    """An acceptance that would start on a host that it may not use at this moment is none (B-53).
+
+    The permission may have ended since the offer, or a runner may take more than it was offered.
+    """
+    if message.decision is not Decision.ACCEPTED or message.runtime is not Runtime.HOST:
+        return message
+    given = sessions.input_of(connection, message.attempt_id)
+    settings = runners.settings_of(runners.get(connection, row["runner_id"]))
+    fallback = projects.fallback_of(connection, given.project_id)
+    why = refuse_host(given.policy, fallback, settings, now)
+    if why is None:
+        return message
+    denied = {"reason_code": RejectionCode.HOST_FALLBACK_DENIED, "detail": why}
+    return message.model_copy(update={"decision": Decision.REJECTED, **denied})
 
 
 def _handles(given: AttemptInput, fresh: tuple[str, str]) -> Handles:

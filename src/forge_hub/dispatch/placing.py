@@ -8,13 +8,15 @@ from typing import Final
 
 from sqlalchemy import Connection, RowMapping
 
-from forge_core.placement import Candidate, Refusal, place
+from forge_core.placement import Candidate, Placement, Refusal, Wanted, place
 from forge_core.resources import ResourceCapacity, ResourceVector
 from forge_core.wire.codes import RunnerState
+from forge_core.wire.from_hub import HostFallback
 from forge_core.wire.shapes import Capabilities, DiskState
 from forge_hub.attempt_input import Addressee, AttemptInput
 from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.offers import PendingOffer
+from forge_hub.sandbox_policy import usable_fallback
 from forge_hub.states import SessionState
 from forge_hub.store import dispatches, runners, sessions
 
@@ -35,12 +37,20 @@ async def place_queued(board: Board) -> None:
     waiting, known = await board.database.read(_waiting)
     for session in waiting:
         given = AttemptInput.model_validate(session["input"])
-        wanted = given.wanted(session["pinned_runner_id"], now=board.clock.utc())
+        fallback = _fallback(session, given, board.clock.utc())
+        wanted = given.wanted(session["pinned_runner_id"], fallback)
         placement = place(wanted, _candidates(board, known, session["attempt_id"]))
         if placement.runner_id is None:
             await _keep_refusals(board, session, placement.refusals)
         else:
-            await _offer(board, session, given, placement.runner_id, placement.refusals)
+            await _offer(board, session, wanted, given, placement)
+
+
+def _fallback(session: RowMapping, given: AttemptInput, now: str) -> HostFallback | None:
+    saved = session["host_fallback"]
+    if saved is None:
+        return None
+    return usable_fallback(HostFallback.model_validate(saved), given.policy, now)
 
 
 def _waiting(connection: Connection) -> tuple[Sequence[RowMapping], Sequence[_Known]]:
@@ -87,12 +97,10 @@ async def _keep_refusals(board: Board, session: RowMapping, refusals: Sequence[R
 
 
 async def _offer(
-    board: Board,
-    session: RowMapping,
-    given: AttemptInput,
-    runner_id: str,
-    refusals: Sequence[Refusal],
+    board: Board, session: RowMapping, wanted: Wanted, given: AttemptInput, placement: Placement
 ) -> None:
+    runner_id, refusals = placement.runner_id, placement.refusals
+    assert runner_id is not None
     live = board.connections.get(runner_id)
     if live is None:
         return
@@ -109,8 +117,9 @@ async def _offer(
         lambda connection: _keep_offer(connection, to, refusals, now)
     ):
         return
-    offer = given.offer(to, expires_in_ms=board.timing.offer_ttl_ms)
-    expires_at_ms = board.clock.now_ms() + board.timing.offer_ttl_ms
+    ttl_ms = board.timing.offer_ttl_ms
+    offer = given.offer(to, expires_in_ms=ttl_ms, host_fallback=wanted.host_fallback)
+    expires_at_ms = board.clock.now_ms() + ttl_ms
     board.offers.add(PendingOffer(to, offer, expires_at_ms))
     board.connections.send(to.runner_id, to.instance_id, "Offer", offer)
     board.changed(to.session_id)

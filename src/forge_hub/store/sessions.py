@@ -9,7 +9,7 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 from forge_core.placement import Refusal
 from forge_hub.attempt_input import AttemptInput
 from forge_hub.states import LIVE_SESSIONS, SessionState
-from forge_hub.store.tables import attempts, sessions
+from forge_hub.store.tables import attempts, projects, sessions
 
 
 def create(
@@ -70,10 +70,15 @@ def attempts_of(connection: Connection, session_id: str) -> Sequence[RowMapping]
 
 
 def queued(connection: Connection, limit: int) -> Sequence[RowMapping]:
-    """What waits for a runner, the longest waiting first: session and attempt in one row."""
+    """What waits for a runner, the longest waiting first.
+
+    Session and attempt in one row, with what its project allows by now (``host_fallback``).
+    """
+    of_attempt = (attempts.c.attempt_id, attempts.c.input, attempts.c.fence)
     rows = connection.execute(
-        select(sessions, attempts.c.attempt_id, attempts.c.input, attempts.c.fence)
+        select(sessions, *of_attempt, projects.c.host_fallback)
         .join(attempts, attempts.c.session_id == sessions.c.session_id)
+        .outerjoin(projects, projects.c.project_id == sessions.c.project_id)
         .where(sessions.c.state == SessionState.QUEUED)
         .order_by(sessions.c.created_at, sessions.c.session_id)
         .limit(limit)

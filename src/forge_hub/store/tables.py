@@ -88,6 +88,18 @@ runners = Table(
     Column("last_heartbeat_at", _Time),
 )
 
+projects = Table(
+    "projects",
+    metadata,
+    Column("project_id", _Id, primary_key=True),
+    Column("policy", _Code, nullable=False),
+    Column("trust_domain_id", _Id, nullable=False),
+    Column("approved_commit", String(64)),
+    Column("host_fallback", JSON(none_as_null=True)),
+    Column("updated_at", _Time, nullable=False),
+)
+"""What their owners have decided; a project that nobody has decided about has no row."""
+
 sessions = Table(
     "sessions",
     metadata,
