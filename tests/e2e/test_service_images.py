@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
 from image_parts import changed_image
 
 from engines import Engine, extra_image
+from forge_bridge.doctor.preflight_settings import PreflightSettings
+from forge_bridge.doctor.results import CheckResult, Verdict
+from forge_bridge.doctor.service_checks import prove_services, service_checks, usable_services
 from forge_bridge.services import images as service_images
 from forge_bridge.services.images import ServiceImages, Trial
+from forge_core import network_spec
 from forge_core.errors import RefusedError
 from forge_core.labels import PREFLIGHT, Owner, runner_filter
+from forge_core.resources import ResourceCapacity
 from forge_core.sandbox_spec import Hardening
 from forge_core.services import DATA
 from forge_core.wire.codes import ServiceName
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
 
+POOL = IPv4Network("10.231.240.0/24")
 POSTGRES, REDIS = ServiceName.POSTGRES, ServiceName.REDIS
 
 pytestmark = [pytest.mark.engine("d26"), pytest.mark.requirement("B-38")]
@@ -190,3 +198,58 @@ async def test_a_server_that_never_answers_is_not_waited_for_for_ever(
 async def test_an_image_that_is_not_there_is_never_pulled(engine: Engine, trial: Trial) -> None:
     there = extra_image(engine, "redis").rpartition("@")[0]
     assert "pull it on the runner host" in await why_not(trial, REDIS, f"{there}@sha256:{'0' * 64}")
+
+
+# -- what is offered on the strength of this ------------------------------------------------------
+
+
+async def offered(trial: Trial, reference: str) -> tuple[tuple[ServiceName, ...], CheckResult]:
+    """What the preflight would offer, and its finding."""
+    services = ServiceImages({REDIS: reference}, no_signatures)
+    settings = PreflightSettings(
+        owner=trial.owner,
+        tooling_image=trial.tooling_image,
+        hardening=trial.hardening,
+        capacity=ResourceCapacity(1),
+        services=(REDIS,),
+    )
+    proofs = await prove_services(services, trial.engine, settings, POOL)
+    settings = replace(settings, proofs=proofs.shown, failures=proofs.failed)
+    (finding,) = service_checks(settings)
+    assert set(usable_services(settings)) == set(services.usable)
+    return usable_services(settings), finding
+
+
+@pytest.mark.engine("d26", "r26")
+@pytest.mark.requirement("B-06", "B-51")
+async def test_a_service_is_offered_where_image_and_network_hold(
+    engine: Engine, trial: Trial
+) -> None:
+    names, finding = await offered(trial, extra_image(engine, "redis"))
+    assert names == (REDIS,)
+    assert finding.verdict is Verdict.PASS
+    names, finding = await offered(trial, engine.busybox_image)
+    assert names == ()
+    assert finding.verdict is Verdict.WARN, "nothing else depends on it"
+    assert not finding.blocks
+
+
+@pytest.mark.requirement("B-54")
+async def test_no_service_is_offered_where_its_network_reaches_the_host(
+    engine: Engine, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = "com.docker.network.bridge.enable_ip_masquerade"
+    monkeypatch.setattr(network_spec, "NO_HOST_ADDRESS", plain)
+    names, finding = await offered(trial, extra_image(engine, "redis"))
+    assert names == ()
+    assert "the host can be reached at" in finding.evidence
+
+
+@pytest.mark.engine("d20")
+@pytest.mark.requirement("B-54")
+async def test_no_service_is_offered_on_an_engine_that_cannot_contain_it(
+    engine: Engine, trial: Trial
+) -> None:
+    names, finding = await offered(trial, extra_image(engine, "redis"))
+    assert names == ()
+    assert "upgrade to 26.1" in finding.evidence
