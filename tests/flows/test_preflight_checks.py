@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 import forge_bridge.doctor.checks as checks_module
+import forge_bridge.doctor.egress_checks as egress_checks_module
 import forge_bridge.doctor.engine_checks as engine_checks_module
 import forge_bridge.doctor.host_checks as host_checks_module
 import forge_bridge.doctor.inside_checks as inside_checks_module
 import forge_bridge.doctor.policy_checks as policy_checks_module
 from forge_bridge.doctor import CheckResult, PreflightSettings, Verdict, exit_code
 from forge_bridge.doctor.checks import capabilities
+from forge_bridge.doctor.egress_checks import egress_checks, network_policies
 from forge_bridge.doctor.engine_checks import engine_checks
 from forge_bridge.doctor.host_checks import account_of, host_checks, host_uid
 from forge_bridge.doctor.inside_checks import inside_checks, quota_check, quota_supported
@@ -28,7 +30,7 @@ from forge_bridge.doctor.results import Check
 from forge_core.labels import Owner
 from forge_core.resources import ResourceCapacity
 from forge_core.sandbox_spec import Hardening
-from forge_core.wire.codes import PublicationMode
+from forge_core.wire.codes import NetworkPolicy, PublicationMode, ServiceName
 from forge_core.wire.shapes import EngineFacts, EngineLimits
 
 SETTINGS = PreflightSettings(
@@ -272,6 +274,47 @@ def test_a_way_out_is_advertised_once_it_was_shown_to_work() -> None:
     assert seen(shown) == ((PublicationMode.BRIDGE_PUSH,), Verdict.PASS)
 
 
+@pytest.mark.requirement("B-39", "B-54")
+def test_an_allowlist_is_offered_once_the_way_out_was_shown_to_hold() -> None:
+    enforced = replace(SETTINGS, egress_enforced=True)
+    failing = replace(enforced, failures={"egress": "the host can be reached"})
+    shown = replace(enforced, proofs={"egress": "tried"})
+    for settings, verdict in (
+        (SETTINGS, Verdict.WARN),
+        (enforced, Verdict.BLOCK_REQUIRED),
+        (failing, Verdict.BLOCK_REQUIRED),
+        (shown, Verdict.PASS),
+    ):
+        [result] = egress_checks(settings)
+        assert (result.id, result.verdict) == ("egress", verdict)
+        offered = network_policies(settings, facts())
+        assert (NetworkPolicy.PUBLIC_ALLOWLIST in offered) == (settings is shown)
+        assert NetworkPolicy.OPEN_PUBLIC not in offered
+    [result] = egress_checks(failing)
+    assert "the host can be reached" in result.evidence
+
+
+@pytest.mark.requirement("B-39")
+def test_an_open_network_is_an_opt_in_that_is_warned_of() -> None:
+    allowed = replace(SETTINGS, open_public_allowed=True)
+    [_, warning] = egress_checks(allowed)
+    assert (warning.id, warning.verdict) == ("open_public", Verdict.WARN)
+    for version, is_offered in (("26.1.5", True), ("20.10.24+dfsg1", False)):
+        offered = network_policies(allowed, facts(version=version))
+        assert (NetworkPolicy.OPEN_PUBLIC in offered) == is_offered
+    assert network_policies(allowed, None) == (NetworkPolicy.NONE,)
+
+
+@pytest.mark.requirement("B-55")
+def test_services_are_offered_only_where_their_network_contains_them() -> None:
+    settings = replace(
+        SETTINGS, services=(ServiceName.REDIS,), proofs={"service_redis": "answered"}
+    )
+    container = (CHECK.passed("a container ran"),)
+    for version, services in (("26.1.5", (ServiceName.REDIS,)), ("20.10.24", ())):
+        assert capabilities(container, settings, facts(version=version)).services == services
+
+
 CHECK = Check("id", "title", "somewhere")
 
 
@@ -293,6 +336,7 @@ def test_the_exit_code_says_whether_to_believe_it(
 
 def test_the_reference_lists_every_check() -> None:
     modules = (
+        egress_checks_module,
         engine_checks_module,
         host_checks_module,
         inside_checks_module,
