@@ -289,6 +289,11 @@ class GitStore(Protocol):
         Raises RefusedError workspace_invalid: no plain file, too large, or no such commit.
         """
 
+    async def read_files(
+        self, repository: str, commit: str, max_bytes: Mapping[str, int]
+    ) -> Mapping[str, bytes | None]:
+        """Several files at once, by path; as :meth:`read_file`."""
+
     def build_context(
         self, repository: str, commit: str, *, ignore: Ignore | None, max_bytes: int
     ) -> AsyncGenerator[bytes]:

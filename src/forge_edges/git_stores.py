@@ -17,7 +17,7 @@ from forge_edges.git import remove_leftovers, tree_listing
 from forge_edges.git_import import ImportLimits, import_bundle
 from forge_edges.git_input import FetchLimits, ensure_commit
 from forge_edges.git_push import push, remote_branch
-from forge_edges.git_read import read_file, tree_id
+from forge_edges.git_read import read_file, read_files, tree_id
 from forge_edges.workspace_archive import workspace_archive
 
 
@@ -72,6 +72,12 @@ class GitStores:
     ) -> bytes | None:
         """See :func:`forge_edges.git_read.read_file`."""
         return await read_file(self._store(repository), commit, path, max_bytes)
+
+    async def read_files(
+        self, repository: str, commit: str, max_bytes: Mapping[str, int]
+    ) -> Mapping[str, bytes | None]:
+        """See :func:`forge_edges.git_read.read_files`."""
+        return await read_files(self._store(repository), commit, max_bytes)
 
     async def tree_id(self, repository: str, commit: str) -> str:
         """See :func:`forge_edges.git_read.tree_id`."""

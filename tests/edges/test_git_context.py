@@ -386,3 +386,23 @@ async def test_a_link_above_a_file_leads_nowhere(tmp_path: Path) -> None:
     await ensure_commit(project.clone, project.store, commit)
     with pytest.raises(RefusedError, match="it is a submodule"):
         await read(Project(project.clone, project.store, commit), DOCKERFILE)
+
+
+async def test_several_files_are_read_as_each_alone(tmp_path: Path) -> None:
+    project = await with_dockerfile(tmp_path)
+    absent = (".forge/none", "none", "none/at/all")
+    there = (DOCKERFILE, ".dockerignore", "README")
+    bounds = dict.fromkeys((*there, *absent), MIB)
+    found = await stores_of(project).read_files("project", project.commit, bounds)
+    assert list(found) == list(bounds)
+    assert found == {path: await read(project, path) for path in bounds}
+    assert all(found[path] is None for path in absent)
+    assert all(found[path] for path in there)
+
+
+async def test_one_file_that_cannot_be_read_is_named_among_many(tmp_path: Path) -> None:
+    project = await with_dockerfile(tmp_path)
+    bounds = {DOCKERFILE: MIB, ".dockerignore": 1}
+    with pytest.raises(RefusedError, match=r"dockerignore.* 1 are allowed") as refused:
+        await stores_of(project).read_files("project", project.commit, bounds)
+    assert refused.value.code == "workspace_invalid"

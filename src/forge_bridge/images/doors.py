@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from forge_bridge.doctor.image_checks import ImageProver
 from forge_bridge.images.from_settings import open_gate_tools
 from forge_bridge.images.gates import Gates
 from forge_bridge.settings import BridgeSettings
-from forge_core.errors import EngineNotFound, RefusedError
+from forge_core.errors import EngineNotFound, ForgeError, RefusedError
 from forge_core.image_ports import (
     BuilderFacts,
     BuildRequest,
@@ -148,8 +148,13 @@ async def passing_builder(
             engine, endpoint, owner, config, SystemClock(), None, os.environ
         ) as builder:
             yield builder
-        with suppress(EngineNotFound):
-            await engine.remove_volume(cache)
+        if config.buildkit_image is not None:
+            try:
+                await engine.remove_volume(cache)
+            except EngineNotFound:
+                return
+            except ForgeError as error:
+                logger.warning("cannot remove a build cache", volume=cache, error=str(error))
 
 
 def builder_config(settings: BridgeSettings, directory: Path) -> BuilderConfig:

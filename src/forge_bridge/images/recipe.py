@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import anyio.to_thread
 
-from forge_bridge.groups import for_each
 from forge_core.contract import (
     CONTRACT_PATH,
     DOCKERFILE_PATH,
@@ -37,7 +36,7 @@ MAX_BYTES: Final = {
     DOCKERFILE_PATH: MAX_DOCKERFILE_BYTES,
     **dict.fromkeys(IGNORE_PATHS, MAX_IGNORE_BYTES),
 }
-"""Of every file that a build is decided by."""
+"""Of every file that decides a build."""
 
 NO_CONTEXT: Final = ""
 """The context id of an image that takes nothing from the repository."""
@@ -99,12 +98,8 @@ async def recipe_of(git: GitStore, approved: Approved) -> Recipe | None:
 
 async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
     repository, commit = approved.repository, approved.commit
-
-    async def read(path: str) -> bytes | None:
-        return await git.read_file(repository, commit, path, MAX_BYTES[path])
-
-    # Each takes programs of Git, and none needs what another one says.
-    dockerfile, *rules = await for_each(read, MAX_BYTES, at_once=len(MAX_BYTES))
+    files = await git.read_files(repository, commit, MAX_BYTES)
+    dockerfile = files[DOCKERFILE_PATH]
     if dockerfile is None:
         raise RefusedError(
             f"cannot use {CONTRACT_PATH}: it names {DOCKERFILE_PATH}, which is not in commit "
@@ -116,7 +111,7 @@ async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
     if not analysis.reads_context:
         # What is not in the key is not sent either.
         return _without_context(approved, dockerfile, analysis.external)
-    ignore = await anyio.to_thread.run_sync(_ignore, rules)
+    ignore = await anyio.to_thread.run_sync(_ignore, files)
     if ignore is None:
         sent = await git.tree_id(repository, commit)
     else:
@@ -128,10 +123,10 @@ async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
     return Recipe(approved, dockerfile, analysis.external, sent, context)
 
 
-def _ignore(files: Sequence[bytes | None]) -> Ignore | None:
-    """The first of them that is there counts alone."""
-    for path, rules in zip(IGNORE_PATHS, files, strict=True):
-        if rules is not None:
+def _ignore(files: Mapping[str, bytes | None]) -> Ignore | None:
+    """The first that is there counts alone."""
+    for path in IGNORE_PATHS:
+        if (rules := files[path]) is not None:
             return Ignore.parse(rules, name=path)
     return None
 
