@@ -23,6 +23,7 @@ from buildx_parts import (
 
 from engines import Engine
 from forge_core.errors import EngineOutOfDisk, RefusedError
+from forge_core.ports import DiskUsage
 from forge_edges.buildx import BuildxBuilder
 from forge_edges.disk import FileSystemDisks
 
@@ -281,6 +282,30 @@ async def test_a_build_that_fills_the_disk_is_ended_before_it_is_full(
     with anyio.fail_after(ENDS_WITHIN_S):
         while (await disk.usage()).free_bytes < floor + 100 * MIB:
             await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.requirement("B-25")
+async def test_fetching_a_base_that_fills_the_disk_is_ended_as_well(
+    engine: Engine, tmp_path: Path, runner_id: str
+) -> None:
+    marker = marker_of(runner_id)
+    slow = tmp_path / "slow-docker"
+    slow.write_text(
+        f'#!/bin/sh\n[ $1 != pull ] || exec sleep {marker}\nexec {engine.docker_executable} "$@"\n'
+    )
+    slow.chmod(0o755)
+
+    class FillingDisk:
+        async def usage(self) -> DiskUsage:
+            return DiskUsage(0, 100 if processes_with(marker) else 1000)
+
+    missing = f"{engine.busybox_image.partition('@')[0]}@sha256:{'3' * 64}"
+    build = Build(engine, f"FROM {missing}\n", sources=(missing,))
+    settings = {"minimum_free_bytes": 500, "docker_executable": str(slow)}
+    async with opened(engine, tmp_path, runner_id, disk=FillingDisk(), **settings) as builder:
+        with anyio.fail_after(ENDS_WITHIN_S), pytest.raises(EngineOutOfDisk, match="must remain"):
+            await build.on(builder)
+    await gone(marker)
 
 
 async def test_the_folder_goes_with_the_builder(
