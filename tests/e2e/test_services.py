@@ -28,13 +28,15 @@ pytestmark = [pytest.mark.engine("d26", "r26"), pytest.mark.requirement("B-55")]
 def rig(
     engine: Engine, tmp_path_factory: pytest.TempPathFactory, module_runner_id: str
 ) -> Iterator[Rig]:
-    images = {
-        f"FORGE_SERVICE_{name.upper()}_IMAGE": extra_image(engine, name)
-        for name in ("postgres", "redis")
-    }
-    directory, two = tmp_path_factory.mktemp("rig"), {"FORGE_MAX_CONCURRENT_SANDBOXES": "2"}
-    with running_rig(directory, engine, module_runner_id, **images, **two) as rig:
+    directory = tmp_path_factory.mktemp("rig")
+    with running_rig(directory, engine, module_runner_id, **settings(engine)) as rig:
         yield rig
+
+
+def settings(engine: Engine) -> dict[str, str]:
+    names = ("postgres", "redis")
+    images = {f"FORGE_SERVICE_{n.upper()}_IMAGE": extra_image(engine, n) for n in names}
+    return {**images, "FORGE_MAX_CONCURRENT_SANDBOXES": "2"}
 
 
 def dispatch(rig: Rig, *argv: str, services: list[dict[str, str]] = BOTH, **more: Any) -> str:
@@ -242,3 +244,20 @@ def test_services_are_renewed_for_as_long_as_they_are_needed(rig: Rig) -> None:
     session_id = dispatch(rig, *wait_and_ask, leaseTtlMs=3_000)
     assert rig.wait_over(session_id)["outcome"] == "succeeded"
     assert json.loads(printed(rig, session_id))["redis"][0] == "+OK"
+
+
+@pytest.mark.engine("d26")
+@pytest.mark.requirement("B-83")
+def test_a_killed_bridge_leaves_no_service_behind(rig: Rig) -> None:
+    session_id = dispatch(rig, "python3", "-c", PRINT_AND_WAIT)
+    wait_for("its output", lambda: "told" in printed(rig, session_id))
+    password = environment_of(agent_of(containers(rig, session_id)))["PGPASSWORD"]
+    rig.bridge.kill()
+    assert files_with(rig.directory, password) == []
+    rig.start_bridge(**settings(rig.engine))
+    wait_for("the remains to be removed", lambda: containers(rig, session_id) == {})
+    assert rig.wait_over(session_id)["failureCode"] == "bridge_stopped"
+    assert {r["role"] for r in rig.diagnostics(session_id)["cleanupReports"][0]["resources"]} >= {
+        *("agent", "service-postgres", "service-redis", "agent-network", "workspace")
+    }
+    assert files_with(rig.directory, password) == []
