@@ -26,11 +26,11 @@ from .git import SimulatedGit
 from .host import NoHost, NoHostCommands
 from .images import NoBuilds, NoImages
 from .network import ConnectionFactory, Network
+from .remote import URL
 from .world import SimulatedClock, World
 
 IMAGE: Final = "sha256:" + "1" * 64
 RUNNER_ID: Final = "runner-1"
-REMOTE: Final = "https://remote.example/sample.git"
 SLOTS: Final = 2
 OPERATOR_S: Final = 30.0
 """How often somebody looks after the bridge."""
@@ -50,6 +50,7 @@ SANDBOX: Final = SandboxSettings(
     supervisor_source="supervisor",
     bundle_source="bundle",
     kill_grace_ms=2_000,
+    push_ms=60_000,
 )
 CAPABILITIES: Final = Capabilities(
     runtimes=(Runtime.DOCKER,),
@@ -57,7 +58,7 @@ CAPABILITIES: Final = Capabilities(
     dedicated_disk=False,
     sandbox_required=SandboxReadiness(ready=False, blockers=("quota",)),
     network_policies=(NetworkPolicy.NONE,),
-    publication_modes=(PublicationMode.SHARED_FILESYSTEM,),
+    publication_modes=tuple(PublicationMode),
     image_policy_enforced=False,
     signature_verification=False,
     tooling_image=f"tooling@{IMAGE}",
@@ -77,7 +78,7 @@ class OneRepository:
 
     def remotes(self) -> Mapping[str, str]:
         """Where its results go."""
-        return {"sample": REMOTE}
+        return {"sample": URL}
 
 
 class Life:

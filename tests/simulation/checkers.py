@@ -8,6 +8,7 @@ Each checker has a name, which a violation begins with:
 ``lease``         no agent outlives its lease by more than a tick and the grace
 ``drain``         nothing is admitted while the runner drains
 ``foreign``       nothing of others is touched
+``published``     exactly the result commit is pushed, with a durable intent, once in effect
 ``secret``        no secret is written, sent or given to the engine
 ``durable``       a message is on disk before it is sent
 ``delivered``     in the end, every durable message has reached the hub
@@ -42,7 +43,7 @@ from .containers import Hostility, Pid1
 from .disk import LEDGERS, OUTBOX, REPORTS, ledger_path
 from .engine import PROCESS as ENGINE
 from .engine import Container
-from .hub import KILL_GRACE_MS, REPLAYED
+from .hub import COMMIT, KILL_GRACE_MS, REPLAYED
 from .network import FORGED_SEQUENCE
 from .world import World
 
@@ -138,6 +139,32 @@ class Checkers:
             self._lease_ends_ms.setdefault(key, now + payload["lease"]["ttlMs"])
         elif now < self._lease_ends_ms.get(key, 0) and payload["sequence"] < FORGED_SEQUENCE:
             self._lease_ends_ms[key] = now + payload["ttlMs"]
+
+    def before_push(self, branch: str, commit: str) -> None:
+        """A life pushes: it has said so on disk."""
+        intended = any(
+            record.kind == RecordKind.PUSH_INTENT
+            and (record.data["branch"], record.data["resultCommit"]) == (branch, commit)
+            for path, data in self.simulation.disk.synced.items()
+            if path.startswith(LEDGERS)
+            for record in parse_ledger(data).records
+        )
+        self.world.require(intended, "intent", f"{commit} is pushed without a durable intent")
+
+    def moves(self, branch: str, expected: str | None, commit: str) -> None:
+        """A push of ours is about to move a branch of the remote."""
+        require, simulation = self.world.require, self.simulation
+        imported = commit in simulation.git.refs.values()
+        require(imported, "published", f"{commit} is pushed, and nothing like it was imported")
+        given_out = {
+            dispatch.redeemed
+            for dispatch in simulation.hub.dispatches.values()
+            if dispatch.attempt.branch == branch
+        }
+        require(commit in given_out, "published", f"{commit} is pushed without a credential for it")
+        first = branch not in {moved for moved, *_ in simulation.remote.moved}
+        require(first, "published", f"{branch} is moved a second time")
+        require(expected in {None, COMMIT}, "published", f"{branch} was at {expected}")
 
     def before_effect(self, life: bridge.Life, what: str, arguments: tuple[Any, ...]) -> None:
         """A life asks the engine for something."""
@@ -341,6 +368,18 @@ class Checkers:
             require(there, "foreign", f"{resource.name} is gone")
         self._check_delivery()
         self._check_reports()
+        self._check_publications()
+
+    def _check_publications(self) -> None:
+        """What the hub was told of a push is so, or nobody knew."""
+        effective = {(branch, commit) for branch, _, commit in self.simulation.remote.moved}
+        for dispatch in self.simulation.hub.dispatches.values():
+            told = dispatch.publication
+            arrived = (dispatch.attempt.branch, dispatch.redeemed) in effective
+            if told in ("pushed", "already_published"):
+                self.world.require(arrived, "published", f"{dispatch.id} was not {told}")
+            elif told in ("stale_remote", "aborted"):
+                self.world.require(not arrived, "published", f"{dispatch.id} was not {told}")
 
     def _check_reports(self) -> None:
         """But for what only a ledger told of that was found to be damaged."""
@@ -453,5 +492,7 @@ def _message_id(method: str, payload: Mapping[str, Any]) -> str:
             return f"{payload['attemptId']}.{payload['fence']}.r{payload['revision']}"
         case "SubmitCleanupReport":
             return str(payload["reportId"])
+        case "SubmitPublication":
+            return f"{payload['attemptId']}.{payload['fence']}.publication"
         case _:
             return f"{payload['requestId']}.reap"

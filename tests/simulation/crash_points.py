@@ -68,7 +68,9 @@ def _run(
 
     def prepare(simulation: Simulation) -> None:
         plan = AgentPlan(runs_s=3.0, prints_every_s=1.0)
-        attempt = Attempt("attempt-1", plan, 15_000, 600_000, 600_000, has_secret=True)
+        attempt = Attempt(
+            "attempt-1", plan, 15_000, 600_000, 600_000, has_secret=True, publishes=True
+        )
         simulation.hub.attempts[:] = [attempt]
 
         def come_by(name: str) -> None:

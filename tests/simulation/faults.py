@@ -24,6 +24,8 @@ class Faults:
     Disk: ``disk_full`` refuses a write, ``disk_broken`` a sync; ``disk_slow`` takes seconds;
     ``ledger_full`` at an append: from then on that ledger takes nothing but an end.
     Git: ``git_refuses`` a commit or a bundle.  Hub: ``hub_errs`` answers with an error.
+    Remote: ``remote_away`` for a moment, ``remote_refuses`` for good, ``remote_slow`` to carry out
+    a push or to answer it; ``remote_human`` pushes too.
     """
 
     engine_slow: float = 0.0
@@ -47,6 +49,10 @@ class Faults:
     ledger_full: float = 0.0
     git_refuses: float = 0.0
     hub_errs: float = 0.0
+    remote_away: float = 0.0
+    remote_refuses: float = 0.0
+    remote_slow: float = 0.0
+    remote_human: float = 0.0
 
     @classmethod
     def of(cls, rng: random.Random) -> Faults:
@@ -88,5 +94,9 @@ MOST = {
     "ledger_full": 0.05,
     "git_refuses": 0.3,
     "hub_errs": 0.2,
+    "remote_away": 0.5,
+    "remote_refuses": 0.2,
+    "remote_slow": 0.5,
+    "remote_human": 0.3,
 }
 assert set(MOST) == {field.name for field in fields(Faults)}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 
 import anyio
 
 from forge_core.dockerignore import Ignore
 from forge_core.errors import RefusedError
 from forge_core.ports import ImportedOutput
+from forge_core.publication import Pushed, Remote, Seen
 
 from .faults import Faults
+from .remote import SimulatedRemote
 from .world import World
 
 
@@ -20,9 +22,12 @@ class SimulatedGit:
 
     :ivar refs: what was imported, by ref.
     :ivar files: what every commit has, by path.
+    :ivar on_push: told of a push before it leaves: branch and commit.
     """
 
-    def __init__(self, world: World, faults: Faults) -> None:
+    def __init__(self, world: World, faults: Faults, remote: SimulatedRemote) -> None:
+        self.on_push: Callable[[str, str], None] = lambda *_: None
+        self._remote = remote
         self.refs: dict[str, str] = {}
         self.files: dict[str, bytes] = {}
         self._world = world
@@ -60,6 +65,13 @@ class SimulatedGit:
         await anyio.sleep(self._rng.uniform(0.01, 0.2))
         return self.files.get(path)
 
+    async def read_files(
+        self, repository: str, commit: str, max_bytes: Mapping[str, int]
+    ) -> Mapping[str, bytes | None]:
+        """See the port."""
+        await anyio.sleep(self._rng.uniform(0.01, 0.2))
+        return {path: self.files.get(path) for path in max_bytes}
+
     async def build_context(
         self, repository: str, commit: str, *, ignore: Ignore | None, max_bytes: int
     ) -> AsyncGenerator[bytes]:
@@ -87,3 +99,21 @@ class SimulatedGit:
         self.refs[target_ref] = claimed_commit
         self._world.note("git", f"imports {target_ref}")
         return ImportedOutput(claimed_commit, 1, len(content))
+
+    async def remote_branch(self, remote: Remote, branch: str) -> Seen:
+        """See the port."""
+        return await self._remote.look(remote, branch)
+
+    async def push(
+        self,
+        repository: str,
+        remote: Remote,
+        *,
+        branch: str,
+        commit: str,
+        expected: Seen,
+        timeout_ms: int,
+    ) -> Pushed:
+        """See the port."""
+        self.on_push(branch, commit)
+        return await self._remote.push(remote, branch, commit, expected, timeout_ms)

@@ -22,6 +22,7 @@ from forge_core.wire.limits import MAX_MESSAGE_BYTES, measured_size_bytes
 
 from .containers import AgentPlan
 from .network import HUB, SimulatedConnection
+from .remote import URL
 from .world import World
 
 Key = tuple[str, int]
@@ -38,6 +39,7 @@ REPLAYED: Final = {
     "SubmitDispatchEvent",
     "SubmitDispatchResult",
     "SubmitCleanupReport",
+    "SubmitPublication",
     "SubmitReapOutcome",
 }
 
@@ -52,10 +54,16 @@ class Attempt:
     hard_wall_ms: int
     idle_ms: int
     has_secret: bool
+    publishes: bool
     fence: int = 0
     starts: int = 0
     next_offer_s: float = 0.0
     done: bool = False
+
+    @property
+    def branch(self) -> str:
+        """Where its result goes."""
+        return f"result-{self.id}"
 
 
 @dataclass(slots=True)
@@ -76,6 +84,8 @@ class Dispatch:
     cancelled: bool = False
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
     events: dict[int, str] = field(default_factory=dict)
+    redeemed: str | None = None
+    publication: str | None = None
 
     @property
     def id(self) -> Key:
@@ -91,8 +101,16 @@ class SimulatedHub:
     :ivar working: whether it still hands out work.
     """
 
-    def __init__(self, world: World, canary: Callable[[str], str]) -> None:
-        """``canary`` takes a secret that may be found nowhere, and gives it back."""
+    def __init__(
+        self,
+        world: World,
+        canary: Callable[[str], str],
+        branches: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """``canary`` takes a secret that may be found nowhere, and gives it back.
+
+        :param branches: what the remote is at, when the hub looks.
+        """
         self.world = world
         self.rng = world.rng("hub")
         self.attempts: list[Attempt] = []
@@ -104,6 +122,7 @@ class SimulatedHub:
         self.online: SimulatedConnection | None = None
         self.connections: list[SimulatedConnection] = []
         self._canary = canary
+        self._branches = branches
         self._redeemed: set[str] = set()
         self._heard_ms = 0
         self._offers = 0
@@ -202,6 +221,24 @@ class SimulatedHub:
             "secrets": {"DEPLOY_KEY": self._canary(f"canary-{self.rng.getrandbits(96):x}")},
         }
 
+    def _on_RedeemPublishGrant(  # noqa: N802
+        self, _connection: SimulatedConnection, payload: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        dispatch = self.dispatches[payload["attemptId"], payload["fence"]]
+        handle = payload["handle"]
+        stale = dispatch.fence < dispatch.attempt.fence or dispatch.state != "running"
+        if stale or handle in self._redeemed or payload["branch"] != dispatch.attempt.branch:
+            return {"accepted": False, "reason": "spent"}
+        self._redeemed.add(handle)
+        dispatch.redeemed = payload["resultCommit"]
+        return {
+            "accepted": True,
+            "repositoryUrl": URL,
+            "username": "forge",
+            "credential": self._canary(f"canary-{self.rng.getrandbits(96):x}"),
+            "expiresAt": "2099-11-29T14:00:00.000Z",
+        }
+
     def _take_replayed(self, method: str, payload: dict[str, Any]) -> dict[str, Any]:
         identity, body = _identity(method, payload)
         earlier = self.seen.get((method, identity))
@@ -229,6 +266,9 @@ class SimulatedHub:
             return None
         if dispatch.fence < dispatch.attempt.fence:
             return "stale_fence"
+        if method == "SubmitPublication":
+            self._take_publication(dispatch, payload)
+            return None
         if method == "SubmitDispatchEvent":
             if "sequence" in payload:
                 known = dispatch.events.setdefault(payload["sequence"], payload["eventId"])
@@ -237,6 +277,13 @@ class SimulatedHub:
             return None
         self._take_result(dispatch, payload)
         return None
+
+    def _take_publication(self, dispatch: Dispatch, payload: dict[str, Any]) -> None:
+        require = self.world.require
+        same = payload["resultCommit"] == dispatch.redeemed
+        require(same, "published", f"{dispatch.id}: no credential was given out for {payload}")
+        require(not dispatch.results, "published", f"{dispatch.id} is told after its result")
+        dispatch.publication = payload["outcome"]
 
     def _take_result(self, dispatch: Dispatch, payload: dict[str, Any]) -> None:
         verdict = (payload["outcome"], payload.get("failureCode"))
@@ -248,6 +295,9 @@ class SimulatedHub:
         summary = payload.get("summary", "")
         known = payload.get("failureCode") != FailureCode.INTERNAL_ERROR or "is full" in summary
         self.world.require(known, "outcome", f"{dispatch.id}: {summary}")
+        owes = dispatch.attempt.publishes and "resultCommit" in payload
+        paid = dispatch.publication in ("pushed", "already_published")
+        self.world.require(paid or not owes, "published", f"{dispatch.id} succeeds unpublished")
         dispatch.results[payload["revision"]] = payload
         if dispatch.state != "ended":
             self._end(dispatch, payload["outcome"])
@@ -284,6 +334,11 @@ class SimulatedHub:
         if attempt.starts >= MAX_STARTS or attempt.fence >= MAX_OFFERS:
             attempt.done = True
             return
+        given_out = {d.redeemed for d in self.dispatches.values() if d.attempt is attempt}
+        if self._branches().get(attempt.branch) in given_out - {None}:
+            # The hub looks at the remote itself before it sends an attempt out again.
+            attempt.done = True
+            return
         attempt.fence += 1
         attempt.next_offer_s = math.inf
         self._offers += 1
@@ -299,6 +354,7 @@ class SimulatedHub:
             "resources": {"slots": 1, "memoryBytes": 2**28, "cpuMillis": 1000, "pids": 64},
             "repository": "sample",
             "expiresInMs": self.rng.choice((5_000, 20_000, 60_000)),
+            "requirements": {"publicationMode": _mode(attempt)},
         }
         dispatch = Dispatch(
             attempt, attempt.fence, self.online.registered_instance, offer, self.world.now_ms
@@ -370,7 +426,7 @@ class SimulatedHub:
         dispatch.start = {
             **{name: offer[name] for name in (*names, "trustDomainId", "repository")},
             "inputCommit": COMMIT,
-            "branch": "result",
+            "branch": attempt.branch,
             "agent": {"provider": "command", "argv": attempt.plan.argv()},
             "lease": {
                 "ttlMs": attempt.ttl_ms,
@@ -381,6 +437,10 @@ class SimulatedHub:
                 "hardWallMs": attempt.hard_wall_ms,
                 "idleMs": attempt.idle_ms,
                 "maxOutputBytes": 4_000,
+            },
+            "publication": {
+                "mode": _mode(attempt),
+                "handle": f"publish-{attempt.id}-{dispatch.fence}",
             },
             "secretGrants": [f"grant-{attempt.id}-{dispatch.fence}"] if attempt.has_secret else [],
         }
@@ -423,6 +483,10 @@ def _named(dispatch: Dispatch) -> dict[str, Any]:
     return {"attemptId": dispatch.attempt.id, "fence": dispatch.fence}
 
 
+def _mode(attempt: Attempt) -> str:
+    return "bridge_push" if attempt.publishes else "shared_filesystem"
+
+
 def _identity(method: str, payload: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """What makes it the same message again, and what of it may not change."""
     match method:
@@ -432,6 +496,8 @@ def _identity(method: str, payload: dict[str, Any]) -> tuple[str, dict[str, Any]
             return f"{payload['attemptId']}.{payload['fence']}.r{payload['revision']}", payload
         case "SubmitCleanupReport":
             return f"{payload['reportId']}.{payload['part']}", payload
+        case "SubmitPublication":
+            return f"{payload['attemptId']}.{payload['fence']}.publication", payload
         case _:
             return payload["requestId"], payload
 

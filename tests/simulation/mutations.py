@@ -10,6 +10,7 @@ from unittest import mock
 
 import forge_bridge.attempt_run as attempt_run
 from forge_bridge.flows import teardown
+from forge_bridge.sandbox import publish
 from forge_core.admission import Admission
 from forge_core.ready import Ready, RecordKind
 from forge_core.wire.codes import RemovalOutcome
@@ -42,9 +43,15 @@ def _skip_fence() -> Any:
     return mock.patch.object(Admission, "superseded_by", return_value=())
 
 
+def _overwrite() -> Any:
+    """A branch that somebody else has moved is pushed to all the same."""
+    return mock.patch.object(publish, "before_push", return_value=None)
+
+
 MUTATIONS: Final[dict[str, Callable[[], Any]]] = {
     "drop-record": _drop_record,
     "free-early": _free_early,
+    "overwrite": _overwrite,
     "skip-fence": _skip_fence,
 }
 

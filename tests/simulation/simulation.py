@@ -22,10 +22,11 @@ from .disk import SimulatedDisk
 from .engine import Container, Program, SimulatedEngine, Thing
 from .faults import Faults
 from .git import SimulatedGit
-from .hub import Attempt, Dispatch, SimulatedHub
+from .hub import COMMIT, Attempt, Dispatch, SimulatedHub
 from .loop import NothingLeftError, virtual_loop
 from .nemesis import Nemesis
 from .network import Network
+from .remote import SimulatedRemote
 from .world import World
 
 MAX_STEPS: Final = 2_000_000
@@ -69,10 +70,13 @@ class Simulation:
         self.engine_may_be_late = self.faults.engine_slow > 0
         self.checkers = Checkers(world)
         self.checkers.simulation = self
-        self.hub = SimulatedHub(world, self.checkers.secret)
+        self.hub = SimulatedHub(world, self.checkers.secret, lambda: self.remote.branches)
         self.network = Network(world, self.faults, self.hub, self.checkers.delivered)
         self.disk = SimulatedDisk(world, self.faults, self.checkers)
-        self.git = SimulatedGit(world, self.faults)
+        self.remote = SimulatedRemote(world, self.faults)
+        self.remote.on_move = self.checkers.moves
+        self.git = SimulatedGit(world, self.faults, self.remote)
+        self.git.on_push = self.checkers.before_push
         self.engine = SimulatedEngine(
             world, self.faults, self.checkers, self._program, frozenset({IMAGE})
         )
@@ -140,17 +144,19 @@ class Simulation:
                 prints_every_s=rng.choice((0.0, 1.0, 7.0)),
                 obeys_term=rng.random() < 0.7,
             )
-            self.hub.attempts.append(
-                Attempt(
-                    f"attempt-{number + 1}",
-                    plan,
-                    ttl_ms=rng.choice((6_000, 15_000, 60_000)),
-                    hard_wall_ms=rng.choice((30_000, 600_000)),
-                    idle_ms=rng.choice((20_000, 600_000)),
-                    has_secret=rng.random() < 0.5,
-                    next_offer_s=rng.uniform(0, 60),
-                )
+            attempt = Attempt(
+                f"attempt-{number + 1}",
+                plan,
+                ttl_ms=rng.choice((6_000, 15_000, 60_000)),
+                hard_wall_ms=rng.choice((30_000, 600_000)),
+                idle_ms=rng.choice((20_000, 600_000)),
+                has_secret=rng.random() < 0.5,
+                publishes=rng.random() < 0.5,
+                next_offer_s=rng.uniform(0, 60),
             )
+            self.hub.attempts.append(attempt)
+            if (at := rng.choice((None, None, COMMIT, COMMIT, "a" * 40))) is not None:
+                self.remote.branches[attempt.branch] = at
 
     def _program(self, container: Container) -> Program | None:
         if container.role == "agent":

@@ -49,7 +49,7 @@ def test_without_faults_everything_succeeds_as_planned() -> None:
         assert verdict(outcome) == ""
         assert outcome.lives == 2  # the one more start at the end
         planned = {"succeeded", "agent_failed", "idle_expired", "hard_wall_expired", "output_limit"}
-        assert outcome.ends.keys() <= {*planned, "not taken"}
+        assert outcome.ends.keys() <= {*planned, "publication_stale", "not taken"}
 
 
 @pytest.mark.requirement("B-24", "B-82", "B-83")
