@@ -43,7 +43,7 @@ SUITE_PACKAGE = {  # what docker.io needs besides, where a newer machine may lac
     "bookworm": "libdevmapper1.02.1",
     "trixie": "docker-cli",
 }
-EXTRA_IMAGES = ("buildkit", "squid", "postgres", "redis", "browser")
+EXTRA_IMAGES = ("buildkit", "squid", "node", "postgres", "redis", "browser")
 """Parts that are no processes but one more image each, for tests that ask for it."""
 
 PARTS = (REGISTRY, *EXTRA_IMAGES, *ENGINES)

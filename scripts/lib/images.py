@@ -96,6 +96,7 @@ RECIPES: Mapping[str, Recipe] = {
         command=("buildkitd",),
     ),
     "squid": Recipe(("dash", "squid"), user="13:13", command=("squid", "-N")),
+    "node": Recipe(("coreutils", "dash", "nodejs"), command=("node",)),
     # The services look like the images that their own projects publish.
     "postgres": Recipe(
         ("coreutils", "dash", "postgresql-15"),
