@@ -176,6 +176,11 @@ class Rig:
         assert answer.ok, answer.text
         return answer.json()
 
+    def put(self, path: str, body: Mapping[str, Any]) -> Any:
+        answer = self._http.put(f"{self.url}/api/v1{path}", json=body, timeout=30)
+        assert answer.ok, answer.text
+        return answer.json()
+
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         answer = self._http.post(f"{self.url}/api/v1{path}", json=body or {}, timeout=30)
         assert answer.ok, answer.text
