@@ -92,7 +92,7 @@ _FAILURES = {
     FailureCode.OUT_OF_MEMORY: "The kernel killed it at its memory limit.",
     FailureCode.OUTPUT_LIMIT: "It printed or changed more than it may.",
     FailureCode.OUTPUT_INVALID: "What came back is not one commit on the input commit.",
-    FailureCode.PUBLICATION_DENIED: "No credential could be redeemed, or the remote refused the push.",
+    FailureCode.PUBLICATION_DENIED: "No credential was given out, or the remote refused the push.",
     FailureCode.PUBLICATION_STALE: "The remote branch is not where the attempt began.",
     FailureCode.DISK_FULL: "The engine's disk is full.",
     FailureCode.ENGINE_LOST: "The Docker engine went away or refused.",

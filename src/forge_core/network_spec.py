@@ -1,7 +1,7 @@
 """The networks of a dispatch: what is asked of the engine, and what it must say it has made.
 
 sandbox.md, *Network*.  An internal network of a plain engine still reaches the host through the
-bridge's own address, so ours have a bridge without one (testbed.md, 5).  What this cannot see is
+bridge's own address, so ours have a bridge without one.  What this cannot see is
 whether the engine acts on what it echoes; the preflight looks from inside.
 """
 
@@ -20,7 +20,7 @@ EGRESS_NETWORK: Final = "egress-network"
 
 CONTAINS_EGRESS_FROM: Final = 23
 """Major version of the engine: the internal networks of 20.10 keep a default route, and its
-resolver asks outside on their behalf (testbed.md, 5)."""
+resolver asks outside on their behalf."""
 
 NO_HOST_ADDRESS: Final = "com.docker.network.bridge.inhibit_ipv4"
 _TALK_TO_EACH_OTHER: Final = "com.docker.network.bridge.enable_icc"

@@ -1,6 +1,6 @@
 """Small subnets for the networks of dispatches (B-19; sandbox.md, Network).
 
-An engine's own pools end at about thirty networks, which it reports as "not found" (testbed.md),
+An engine's own pools end at about thirty networks, which it reports as "not found",
 so every network of ours has a subnet of ours.  Admission promises a number of them; which ones
 they are is found out when the networks are created, since only the engine knows what the networks
 of others occupy.
