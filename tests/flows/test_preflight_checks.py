@@ -30,6 +30,7 @@ from forge_bridge.doctor.results import Check
 from forge_core.labels import Owner
 from forge_core.resources import ResourceCapacity
 from forge_core.sandbox_spec import Hardening
+from forge_core.services import CATALOGUE
 from forge_core.wire.codes import NetworkPolicy, PublicationMode, ServiceName
 from forge_core.wire.shapes import EngineFacts, EngineLimits
 
@@ -346,6 +347,7 @@ def test_the_reference_lists_every_check() -> None:
     ids = {
         value.id for module in modules for value in vars(module).values() if type(value) is Check
     }
+    ids |= {kind.check_id for kind in CATALOGUE.values()}
     page = Path(__file__).parents[2] / "docs" / "reference" / "hardening.md"
     section = page.read_text().partition("## Preflight")[2]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
