@@ -244,6 +244,19 @@ class Rig:
             + [v["Name"] for v in volumes]
         )
 
+    def left_on_host(self) -> list[str]:
+        """Directories, and ids of processes, of attempts on the host, by another door than ours."""
+        directory = self.state_root / "host"
+        mark = f'FORGE_HOST_RESOURCE=["{directory}"'.encode()
+        found = [path.name for path in directory.iterdir()]
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                variables = entry.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            found += [entry.parent.name for variable in variables if variable.startswith(mark)]
+        return found
+
     def agent_state(self) -> dict[str, Any] | None:
         """The engine's State of the agent's container, if there is one."""
         names = [name for name in self.resources() if name.startswith("forge-agent-")]

@@ -44,20 +44,7 @@ def rig(
     directory = tmp_path_factory.mktemp("rig")
     with running_rig(directory, engine, module_runner_id, **WITHOUT_SANDBOX) as rig:
         yield rig
-    assert left_on_host(rig) == []
-
-
-def left_on_host(rig: Rig) -> list[str]:
-    """Directories, and processes that work below the state root, by other doors than ours."""
-    found = [path.name for path in (rig.state_root / "host").iterdir()]
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            variables = entry.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        mark = f'FORGE_HOST_RESOURCE=["{rig.state_root}/host"'.encode()
-        found += [entry.parent.name for variable in variables if variable.startswith(mark)]
-    return found
+    assert rig.left_on_host() == []
 
 
 def running(sign: str) -> list[str]:
@@ -121,7 +108,7 @@ def test_it_waits_for_both_sides_and_goes_through(rig: Rig) -> None:
         ("container", "host-helper"),
         ("volume", "host-workspace"),
     ]
-    assert left_on_host(rig) == []
+    assert rig.left_on_host() == []
     assert rig.resources() == []
 
 
@@ -152,7 +139,7 @@ def test_nothing_runs_where_the_operator_of_the_host_does_not_allow_it(
         assert refusal(rig, fallback) == "runtime_unavailable"
         host = rig.dispatch("true", policy="host", projectId="another")
         assert refusal(rig, host) == "host_execution_denied"
-        assert left_on_host(rig) == []
+        assert rig.left_on_host() == []
 
 
 def test_the_policy_host_needs_no_fallback_and_no_image(rig: Rig) -> None:
@@ -191,7 +178,7 @@ def test_whatever_ends_it_ends_the_whole_tree(rig: Rig, limits: dict[str, int], 
         rig.post(f"/sessions/{session_id}/cancel", {"reason": "enough"})
     assert rig.wait_over(session_id)["failureCode"] == code
     assert running(sign) == []
-    assert left_on_host(rig) == []
+    assert rig.left_on_host() == []
 
 
 @pytest.mark.requirement("B-72")
@@ -214,7 +201,7 @@ def test_with_the_bridge_frozen_the_tree_ends_by_its_own_lease(rig: Rig) -> None
     finally:
         rig.bridge.signal(signal.SIGCONT)
     assert rig.wait_over(session_id)["failureCode"] == "lease_expired"
-    assert left_on_host(rig) == []
+    assert rig.left_on_host() == []
 
 
 @pytest.mark.requirement("B-82", "B-83")
@@ -222,10 +209,10 @@ def test_a_bridge_that_is_killed_takes_the_tree_along_and_its_next_life_the_rest
     session_id, sign = persistent(rig, policy="host", projectId="another")
     rig.bridge.kill()
     wait_for("the tree to go", lambda: not running(sign), 20)
-    assert [name for name in left_on_host(rig) if name.startswith("forge-")]
+    assert [name for name in rig.left_on_host() if name.startswith("forge-")]
     rig.start_bridge(**WITHOUT_SANDBOX)
     assert rig.wait_over(session_id)["failureCode"] == "bridge_stopped"
-    assert left_on_host(rig) == []
+    assert rig.left_on_host() == []
     (report,) = rig.diagnostics(session_id)["cleanupReports"]
     outcomes = {item["role"]: item["outcome"] for item in report["resources"]}
     assert outcomes == {"host-agent": "absent", "host-workspace": "removed"}
@@ -237,7 +224,7 @@ def test_what_outlives_bridge_and_supervisor_is_ended_by_a_reap(rig: Rig) -> Non
     session_id, sign = persistent(rig, policy="host", projectId="another")
     (supervisor,) = [
         pid
-        for pid in left_on_host(rig)
+        for pid in rig.left_on_host()
         if pid.isdigit() and b"forge_supervisor.host_agent" in command_line(pid)
     ]
     os.kill(int(supervisor), signal.SIGSTOP)
@@ -258,7 +245,7 @@ def test_what_outlives_bridge_and_supervisor_is_ended_by_a_reap(rig: Rig) -> Non
     done = json.loads(subprocess.check_output(program, env=environment))
     assert sorted(r["role"] for r in done["resources"] if r["outcome"] == "removed") == roles
     assert running(sign) == []
-    assert left_on_host(rig) == []
+    assert rig.left_on_host() == []
     rig.start_bridge(**WITHOUT_SANDBOX)
     assert rig.wait_over(session_id)["failureCode"] == "bridge_stopped"
 
@@ -290,5 +277,5 @@ cd "$HOME"; for i in $(seq 300); do mkdir d && cd d || exit 1; done
     argv = ("sh", "-c", script, "sh", str(tmp_path))
     session_id = rig.dispatch(*argv, policy="host", projectId="another")
     assert rig.wait_over(session_id)["outcome"] == "succeeded"
-    assert left_on_host(rig) == []
+    assert rig.left_on_host() == []
     assert (tmp_path / "kept").read_text() == "kept"
