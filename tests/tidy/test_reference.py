@@ -20,6 +20,9 @@ from forge_core.wire.events import PAYLOADS
 from forge_core.wire.from_bridge import HUB_METHODS
 from forge_core.wire.from_hub import CLIENT_TARGETS
 
+OF_AGENTS = {"FORGE_ATTEMPT_ID", "FORGE_BRANCH", "FORGE_HOST_RESOURCE", "FORGE_PROMPT"}
+"""What an agent finds in its environment."""
+
 SCHEMA = ROOT / "docs/reference/wire.schema.json"
 
 
@@ -54,7 +57,7 @@ def test_every_variable_that_is_named_anywhere_is_a_setting() -> None:
         for path in [*files, Path("README.md"), Path("CONTRIBUTING.md")]
         for name in re.findall(r"\bFORGE_[A-Z][A-Z0-9_]+\b", (ROOT / path).read_text("utf-8"))
     }
-    known = {*VARIABLES, "FORGE_BRIDGE_SETTINGS_FILE"}
+    known = {*VARIABLES, "FORGE_BRIDGE_SETTINGS_FILE", *OF_AGENTS}
     assert {name for name in named - known if not name.startswith(others)} == set()
 
 
