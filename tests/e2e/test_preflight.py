@@ -32,7 +32,8 @@ REFUSES_UNSHARE = json.dumps(
         "syscalls": [{"names": ["unshare"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}],
     }
 )
-UNPROVEN = {"build_egress", "image_policy", "signatures"}
+UNPROVEN = {"build_egress", "builder", "image_policy", "signatures"}
+APPARMOR = Path("/sys/module/apparmor/parameters/enabled")
 
 
 @pytest.fixture
@@ -99,11 +100,14 @@ async def test_what_the_operator_does_ends_its_blocker(
 
 
 @pytest.mark.requirement("B-35")
-@pytest.mark.engine("d26")
+@pytest.mark.engine("d26", "r26")
+@pytest.mark.parametrize("option", ["label=type:no_such_t", "apparmor=no-such-profile"])
 async def test_an_lsm_option_that_the_engine_merely_accepts_is_no_evidence(
-    door: DockerEngine, settings: PreflightSettings
+    door: DockerEngine, settings: PreflightSettings, option: str
 ) -> None:
-    accepted = replace(settings, hardening=Hardening(None, "label=type:no_such_t"))
+    if option.startswith("apparmor") and APPARMOR.exists() and APPARMOR.read_text().startswith("Y"):
+        pytest.skip("AppArmor is there, and the engine refuses a profile that is not")
+    accepted = replace(settings, hardening=Hardening(None, option))
     preflight = await run_checks(door, accepted)
     [lsm] = [result for result in preflight.results if result.id == "lsm"]
     assert lsm.verdict is Verdict.BLOCK_REQUIRED
