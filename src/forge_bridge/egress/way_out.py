@@ -36,6 +36,7 @@ PROXY_PIDS: Final = 8
 READY_MS: Final = 30_000
 EXIT_MS: Final = 10_000
 TAIL_BYTES: Final = 4_096
+TAIL_LINES: Final = 20
 
 _END: Final = "# end of the configuration"
 _CONFIGURE: Final = (
@@ -147,10 +148,13 @@ async def _hold(engine: Engine, container: str, stream: Attachment) -> None:
     tail = bytearray()
     while (piece := await stream.receive()) is not None:
         tail += piece[1]
-        del tail[:-TAIL_BYTES]
+        if len(tail) > TAIL_BYTES:
+            # Whole lines: of a secret that is cut in two, neither half would be masked.
+            end = tail.find(b"\n", len(tail) - TAIL_BYTES)
+            del tail[: end + 1 if end >= 0 else len(tail)]
     # An engine that is killed ends the stream as well.
     status = await engine.wait_container(container, timeout_ms=EXIT_MS)
-    said = " | ".join(tail.decode("utf-8", "replace").split("\n")[-20:]).strip(" |")
+    said = " | ".join(tail.decode("utf-8", "replace").splitlines()[-TAIL_LINES:])
     raise RefusedError(
         f"the egress proxy ended with {status.exit_code}; its last words: {said or 'none'}",
         code=FailureCode.SERVICE_NOT_READY,
