@@ -27,7 +27,11 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnDaemon]:
 
 @pytest.fixture
 def rig(tmp_path: Path, daemon: OwnDaemon, runner_id: str) -> Iterator[Rig]:
-    with running_rig(tmp_path, daemon.engine(), runner_id) as rig:
+    several = {
+        "FORGE_MAX_CONCURRENT_SANDBOXES": "2",
+        "FORGE_MAX_CONCURRENT_SANDBOX_BUILDS": "2",
+    }
+    with running_rig(tmp_path, daemon.engine(), runner_id, **several) as rig:
         yield rig
 
 
@@ -75,6 +79,8 @@ def test_an_engine_that_dies_ends_all_that_wait_for_its_build(rig: Rig, daemon: 
     marker = f"601.{os.getpid()}"
     approved = commit(rig, f"RUN sleep {marker}")
     sessions = [dispatch(rig, approved) for _ in range(2)]
+    for session_id in sessions:
+        rig.wait_event(session_id, "offer.reserved")
     wait_for("the step to run", lambda: steps(marker))
     daemon.signal(signal.SIGKILL)
     wait_for("the bridge to notice", lambda: status(rig).engine_away)
