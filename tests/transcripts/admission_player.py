@@ -27,6 +27,13 @@ FACTS = RunnerFacts(
     network_policies=frozenset({NetworkPolicy.NONE}),
     publication_modes=frozenset({PublicationMode.SHARED_FILESYSTEM}),
 )
+FLAGS = (
+    "draining",
+    "stopping",
+    "disk_pressure",
+    "host_execution_allowed",
+    "host_fallback_enabled",
+)
 
 
 class AdmissionPlayer:
@@ -61,8 +68,10 @@ class AdmissionPlayer:
                 key = (words.bare[0], int(words.bare[1]))
                 admission.hold_degraded(key, ResourceVector(slots=1, memory_bytes=1 << 30))
             case "runner":
-                flags = ("draining", "stopping", "disk_pressure", "host_execution_allowed")
-                self.facts = replace(self.facts, **{flag: flag in words.bare for flag in flags})
+                self.facts = replace(self.facts, **{flag: flag in words.bare for flag in FLAGS})
+                runtimes = FACTS.runtimes if "no_docker" not in words.bare else frozenset()
+                utc = words.named.get("utc", "")
+                self.facts = replace(self.facts, runtimes=runtimes, utc=utc)
             case _:
                 raise AssertionError(command)
         yield f"holds {self._held()}"
@@ -89,6 +98,8 @@ def _offer(words: Words) -> Offer:
         "repository": words.named.get("repository", "demo"),
         "expiresInMs": words.number("expires", 30_000),
     }
+    if "until" in words.named:
+        payload["hostFallback"] = {"reason": "migration", "expiresAt": words.named["until"]}
     return parse(Offer, payload, what="Offer")
 
 

@@ -72,6 +72,9 @@ class OnHost:
 
         :raises StageFailed: ``start_timeout``: the host may not be used any more.
         """
+        # No image is built for it.
+        context.runner.admission.release_builds(context.run.state.key)
+        context.runner.notify()
         await _warn(context)
         await adopt_contract(context)
         await context.run.feed(StageEntered(Stage.WORKSPACE))
