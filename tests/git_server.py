@@ -6,6 +6,7 @@ What can go wrong with such a server is a :class:`Fault` of it, which a test set
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 import socket
@@ -43,6 +44,17 @@ def git(directory: Path, *arguments: str) -> str:
         stdin=subprocess.DEVNULL,
     )
     return done.stdout.strip()
+
+
+def make_credentials(directory: Path, url: str, *, project: str, repository: str) -> Path:
+    """What ``FORGE_HUB_CREDENTIALS_DIRECTORY`` names, with one credential in it."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    (directory / project).mkdir(mode=0o700, exist_ok=True)
+    path = directory / project / f"{repository}.json"
+    path.touch(mode=0o600)
+    grant = {"repositoryUrl": url, "username": USERNAME, "credential": PASSWORD}
+    path.write_text(json.dumps(grant))
+    return directory
 
 
 @dataclass(slots=True)

@@ -40,6 +40,7 @@ from forge_core.ports import Engine
 from forge_edges.buildx import BuildxBuilder
 from forge_edges.docker_engine import DockerEngine
 from forge_edges.git_stores import GitStores
+from forge_edges.host_runtime import LocalHost
 from forge_edges.signalr import SignalRConnection
 
 LOOKS: Final = frozenset(
@@ -58,7 +59,21 @@ LOOKS: Final = frozenset(
 )
 """What changes nothing in the engine; every other method of the port is an effect."""
 
-CALLS: Final = ("RegisterRunner", "ReadAttemptSnapshot", "SubmitOfferDecision")
+HOST_EFFECTS: Final = (
+    "create_volume",
+    "unpack",
+    "create_container",
+    "remove_container",
+    "remove_volume",
+)
+"""What changes something on the host."""
+
+CALLS: Final = (
+    "RegisterRunner",
+    "ReadAttemptSnapshot",
+    "RedeemPublishGrant",
+    "SubmitOfferDecision",
+)
 """The calls that are not made durable first; those that are pass as ``forget`` once answered."""
 
 Effect = Callable[..., Awaitable[Any]]
@@ -136,7 +151,9 @@ def install(fault: Fault) -> None:
     for method in sorted(port - LOOKS):
         surround(DockerEngine, method, fault, roles.name)
     roles.watch_creates()
-    for method in ("ensure_commit", "import_bundle"):
+    for method in HOST_EFFECTS:
+        surround(LocalHost, method, fault, roles.name)
+    for method in ("ensure_commit", "import_bundle", "push"):
         surround(GitStores, method, fault, _plain)
     for method in ("create", "reopen", "remove", "mark_suspect"):
         surround(LedgerStore, method, fault, lambda method, *_: f"{method} ledger")
@@ -174,6 +191,8 @@ class _Roles:
 
 
 def _role_in(name: str) -> str:
+    if name.startswith("forge-host-"):
+        return "-".join(name.split("-")[1:3])
     return name.split("-")[1] if name.startswith("forge-") else ""
 
 

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Any
 
-from crash_parts import DONE, STOPPED, CrashRig, Evidence, Outcome, files, outcome_of
+from crash_parts import (
+    DONE,
+    REPOSITORY,
+    STOPPED,
+    CrashRig,
+    Evidence,
+    Outcome,
+    files,
+    outcome_of,
+)
 
 from forge_core.resources import ResourceVector
 from rig import git, wait_for
@@ -51,12 +61,27 @@ def _verify_outcomes(rig: CrashRig, session_id: str, evidence: Evidence, after: 
         else:
             assert outcome_of(dispatch["result"]) == (STOPPED if number == 1 else after)
     session = rig.get(f"/sessions/{session_id}")
-    assert (session["state"], session["failureCode"]) == outcome_of(dispatches[-1]["result"])
-    commit = dispatches[-1]["result"].get("resultCommit")
-    assert (commit is not None) == (session["state"] == "succeeded")
-    if commit is not None:
+    published = _published(rig, session)
+    state = outcome_of(dispatches[-1]["result"]) if published is None else DONE
+    assert (session["state"], session["failureCode"]) == state
+    assert (published is not None) == (session["state"] == "succeeded")
+    if published is not None:
         store = rig.state_root / "repositories" / "sample.git"
-        assert git(store, "rev-parse", f"{commit}^@") == rig.commit
+        assert git(store, "rev-parse", f"{published}^@") == rig.commit
+
+
+def _published(rig: CrashRig, session: dict[str, Any]) -> str | None:
+    """The commit that the remote has, which is what the hub knows, by its runner or by itself."""
+    (attempt,) = session["attempts"]
+    at_the_remote = rig.remote.branch(REPOSITORY, attempt["input"]["branch"])
+    told = session["publication"]
+    if told is None or told["outcome"] not in ("pushed", "already_published"):
+        assert at_the_remote is None, told
+        return None
+    assert at_the_remote == told["resultCommit"]
+    outcomes = [p["outcome"] for d in attempt["dispatches"] for p in d["publications"]]
+    assert outcomes in (["pushed"], ["unknown", "pushed"])
+    return at_the_remote
 
 
 def _verify_images(rig: CrashRig) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,17 @@ from urllib.parse import quote
 from engines import Engine
 from forge_bridge.status import BridgeStatus, read_status
 from forge_core.labels import Owner
-from rig import RUNNER_TOKEN, TRUST_DOMAIN, Daemon, Rig, wait_for
+from git_server import git_server, make_credentials
+from rig import RUNNER_TOKEN, TRUST_DOMAIN, Daemon, Rig, git, wait_for
 
 PROGRAM = Path(__file__).with_name("bridge_at_fault.py")
 AGENT = ("sh", "-c", "echo begun; echo changed > VERSION")
 UNTIL_ENDED = ("sh", "-c", "echo begun; exec sleep 600")
+ON_HOST = 'echo "$FORGE_HOST_RESOURCE" >> "$STARTS"; '
+"""Whose agent it is that starts, for somebody to count."""
+
 LABEL = "dev.forge."
+REPOSITORY = "sample"
 DIES_WITHIN_S = 60.0
 OFFER_TTL_MS = 3_000
 
@@ -88,7 +93,36 @@ class AgentStarts:
 
 
 class HubRig(Rig):
-    """A hub that is quick to see what a runner holds, and to offer again what nobody took."""
+    """A hub that is quick to see what a runner holds, and to offer again what nobody took.
+
+    :ivar remote: where the results of all runners go.
+    """
+
+    def __init__(self, directory: Path, engine: Engine, runner_id: str) -> None:
+        super().__init__(directory, engine, runner_id)
+        self._servers = ExitStack()
+        self.remote = self._servers.enter_context(git_server(directory / "served"))
+        self.remote_url = self.remote.create(REPOSITORY)
+
+    def start_hub(self, port: int = 0, **settings: str) -> None:
+        credentials = make_credentials(
+            self.directory / "credentials",
+            self.remote_url,
+            project="project",
+            repository=REPOSITORY,
+        )
+        super().start_hub(
+            port,
+            FORGE_HUB_CREDENTIALS_DIRECTORY=str(credentials),
+            FORGE_HUB_PUBLISH_TTL_MS="1000",
+            **settings,
+        )
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._servers.close()
 
     def _environment(self, **more: str) -> dict[str, str]:
         quick = {
@@ -104,14 +138,17 @@ class HubRig(Rig):
 
 
 class CrashRig(Rig):
-    """A runner at a hub that others use too; its bridge obeys orders of the test.
+    """A runner at a hub that others use too; it pushes, and obeys orders of the test.
 
     :ivar is_fit: its bridge is online, idle and proven to have lost nothing.
     """
 
-    def __init__(self, directory: Path, engine: Engine, runner_id: str, hub: Rig) -> None:
+    def __init__(self, directory: Path, engine: Engine, runner_id: str, hub: HubRig) -> None:
         super().__init__(directory, engine, runner_id)
         self.url, self.hub = hub.url, hub.hub
+        self.remote = hub.remote
+        git(self.repository, "remote", "add", "origin", hub.remote_url)
+        self._sessions = 0
         self.is_fit = False
         self.orders = directory / "orders.json"
         self._environ = self._environment(
@@ -128,11 +165,37 @@ class CrashRig(Rig):
             FORGE_DISK_HIGH_WATERMARK_PERCENT="99",
             FORGE_DISK_LOW_WATERMARK_PERCENT="98",
             FORGE_SANDBOX_KILL_GRACE_SECONDS="1",
+            FORGE_SANDBOX_PUBLICATION_MODE="bridge_push",
+            FORGE_ALLOW_HOST_EXECUTION="true",
             FORGE_LOG_FORMAT="json",
         )
         add = [sys.executable, "-m", "forge_bridge", "add-repo", "sample", str(self.repository)]
         subprocess.run(add, env=self._environ, check=True, capture_output=True)
         self.starts = AgentStarts(engine, runner_id)
+        self.host_starts = directory / "host-starts"
+
+    def dispatch_on_host(self, script: str) -> str:
+        """A session whose agent notes its start."""
+        environment = {"STARTS": str(self.host_starts)}
+        return self.dispatch("sh", "-c", ON_HOST + script, policy="host", env=environment)
+
+    def starts_of(self, attempt_id: str) -> Counter[int]:
+        """How often an agent was started, by fence: in a container or on the host."""
+        counts = Counter(self.starts.of(attempt_id))
+        lines = self.host_starts.read_text().splitlines() if self.host_starts.exists() else ()
+        for _, labels in map(json.loads, lines):
+            if labels[f"{LABEL}attempt-id"] == attempt_id:
+                counts[int(labels[f"{LABEL}fence"])] += 1
+        return counts
+
+    def dispatch(self, *argv: str, **more: Any) -> str:
+        """A session whose result goes to a branch of its own; the remote has its input."""
+        served = str(self.remote.root / f"{REPOSITORY}.git")
+        base = f"{self.commit}:refs/heads/base-{self.commit}"
+        git(self.repository, "push", "--quiet", served, base)
+        self._sessions += 1
+        branch = f"{self.runner_id}-{self._sessions}"
+        return super().dispatch(*argv, branch=branch, publication={"mode": "bridge_push"}, **more)
 
     def launch(self) -> None:
         """Start the bridge and do not wait for anything."""
