@@ -43,6 +43,23 @@ def builds(rig: CrashRig, arm: Arm) -> str:
     return rig.dispatch(*AGENT, approvedCommit=approved)
 
 
+def runs_on_host(rig: CrashRig, arm: Arm) -> str:
+    """From the offer to the last acknowledgement, without a container."""
+    arm()
+    return rig.dispatch_on_host("echo begun; echo changed > VERSION")
+
+
+def recovers_on_host(rig: CrashRig, arm: Arm) -> str:
+    """The bridge was killed while an agent ran on the host, and starts again."""
+    session_id = rig.dispatch_on_host("echo begun; exec sleep 600")
+    rig.wait_event(session_id, "agent.started")
+    wait_for("an empty outbox", lambda: not files(rig, "outbox"))
+    rig.bridge.kill()
+    arm()
+    rig.launch()
+    return session_id
+
+
 def is_cancelled(rig: CrashRig, arm: Arm) -> str:
     """Cancelled while the agent runs."""
     session_id = _running(rig)
@@ -101,7 +118,17 @@ def replays(rig: CrashRig, arm: Arm) -> str:
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
-    for scenario in (succeeds, builds, is_cancelled, expires, recovers, finds, replays)
+    for scenario in (
+        succeeds,
+        builds,
+        is_cancelled,
+        expires,
+        recovers,
+        finds,
+        replays,
+        runs_on_host,
+        recovers_on_host,
+    )
 }
 
 OUTCOMES: dict[str, Outcome] = {
@@ -112,6 +139,8 @@ OUTCOMES: dict[str, Outcome] = {
     "recovers": ("failed", "bridge_stopped"),
     "finds": ("succeeded", None),
     "replays": ("failed", "supervisor_lost"),
+    "runs_on_host": ("succeeded", None),
+    "recovers_on_host": ("failed", "bridge_stopped"),
 }
 """How the first dispatch ends where nothing is killed but what the scenario itself kills."""
 
