@@ -50,6 +50,7 @@ LOOKS: Final = frozenset(
         "info",
         "inspect_container",
         "inspect_image",
+        "inspect_network",
         "list_images",
         "list_resources",
         "network_endpoints",

@@ -165,6 +165,7 @@ class CrashRig(Rig):
             FORGE_DISK_HIGH_WATERMARK_PERCENT="99",
             FORGE_DISK_LOW_WATERMARK_PERCENT="98",
             FORGE_SANDBOX_KILL_GRACE_SECONDS="1",
+            FORGE_ALLOW_OPEN_PUBLIC_SANDBOX="true",
             FORGE_SANDBOX_PUBLICATION_MODE="bridge_push",
             FORGE_ALLOW_HOST_EXECUTION="true",
             FORGE_LOG_FORMAT="json",

@@ -60,6 +60,12 @@ def recovers_on_host(rig: CrashRig, arm: Arm) -> str:
     return session_id
 
 
+def has_a_network(rig: CrashRig, arm: Arm) -> str:
+    """Likewise, in a network of its own; the kind makes no difference here."""
+    arm()
+    return rig.dispatch(*AGENT, network={"policy": "open_public"})
+
+
 def is_cancelled(rig: CrashRig, arm: Arm) -> str:
     """Cancelled while the agent runs."""
     session_id = _running(rig)
@@ -121,6 +127,7 @@ SCENARIOS: dict[str, Scenario] = {
     for scenario in (
         succeeds,
         builds,
+        has_a_network,
         is_cancelled,
         expires,
         recovers,
@@ -134,6 +141,7 @@ SCENARIOS: dict[str, Scenario] = {
 OUTCOMES: dict[str, Outcome] = {
     "succeeds": ("succeeded", None),
     "builds": ("succeeded", None),
+    "has_a_network": ("succeeded", None),
     "is_cancelled": ("cancelled", "cancelled"),
     "expires": ("failed", "start_timeout"),
     "recovers": ("failed", "bridge_stopped"),
