@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from forge_core.egress_domains import DOMAIN_PATTERN
 from forge_core.wire.base import COMMIT_PATTERN, ID_PATTERN, TIME_PATTERN, WireModel
 from forge_core.wire.events import PAYLOADS
 from forge_core.wire.from_bridge import HUB_METHODS
@@ -22,6 +23,7 @@ EXAMPLES = {
     COMMIT_PATTERN: "0123456789abcdef0123456789abcdef01234567",
     TIME_PATTERN: "2026-11-29T14:00:00.000Z",
     BRANCH_PATTERN: "topic/one",
+    DOMAIN_PATTERN: "example.org",
 }
 MODELS: dict[str, type[WireModel]] = {
     **CLIENT_TARGETS,
@@ -154,6 +156,8 @@ def _texts(schema: Schema, name: str) -> st.SearchStrategy[str]:
         return st.just(KEY)
     if pattern == BRANCH_PATTERN:
         return st.sampled_from(["main", "topic/one", "é", "a-b_c.d", "x" * 255])
+    if pattern == DOMAIN_PATTERN:
+        return st.sampled_from(["example.org", ".example.org", "münchen.example"])
     if pattern == ID_PATTERN:
         return st.sampled_from(["a", "9", "A_-", "x" * 128])
     if pattern is not None and "\\0" not in pattern:
