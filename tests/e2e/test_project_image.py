@@ -201,6 +201,8 @@ def test_a_cancel_ends_the_build_at_once(rig: Rig, images: Images) -> None:
 
 @pytest.mark.requirement("B-27")
 def test_attempts_that_want_the_same_image_share_one_build(rig: Rig) -> None:
+    rig.bridge.stop()
+    rig.start_bridge(FORGE_MAX_CONCURRENT_SANDBOXES="2", FORGE_MAX_CONCURRENT_SANDBOX_BUILDS="2")
     approved = commit(rig, "RUN sleep 2 && echo shared > /shared")
     sessions = [dispatch(rig, approved, "cat", "/shared") for _ in range(2)]
     for session_id in sessions:
@@ -208,6 +210,12 @@ def test_attempts_that_want_the_same_image_share_one_build(rig: Rig) -> None:
     events = [told(rig, session_id) for session_id in sessions]
     assert sorted(one["image.resolved"]["cache"] for one in events) == ["hit", "miss"]
     assert sum("build.started" in one for one in events) == 1
+    when = [
+        {event["type"]: event["at"] for event in rig.diagnostics(session_id)["timeline"]}
+        for session_id in sessions
+    ]
+    finished = next(one["build.finished"] for one in when if "build.finished" in one)
+    assert all(one["offer.reserved"] < finished for one in when)
 
 
 @pytest.mark.requirement("B-52")
