@@ -168,10 +168,16 @@ def refuse_shares(resources: ResourceVector, services: Iterable[Service]) -> Ver
 
 
 def _refuse_publication(offer: Offer, facts: RunnerFacts) -> Verdict | None:
-    mode = offer.requirements.publication_mode
-    if mode in facts.publication_modes:
-        return None
-    return refused(RejectionCode.POLICY_UNSATISFIED, f"publication mode {mode}")
+    mode, name = offer.requirements.publication_mode, offer.repository
+    if mode not in facts.publication_modes:
+        return refused(RejectionCode.POLICY_UNSATISFIED, f"publication mode {mode}")
+    if mode is PublicationMode.BRIDGE_PUSH and name not in facts.remotes:
+        return refused(
+            RejectionCode.POLICY_UNSATISFIED,
+            f"publication mode {mode}: no remote of {name} is recorded here; "
+            f"forge-bridge add-repo {name} PATH --remote URL records one",
+        )
+    return None
 
 
 def _refuse_disk(facts: RunnerFacts) -> Verdict | None:

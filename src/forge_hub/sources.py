@@ -19,6 +19,7 @@ import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -132,6 +133,8 @@ class DirectoryCredentials:
             told = parse(_CredentialFile, json.loads(raw), what=str(path))
             url = normal_url(told.repository_url)
             Credential(told.username, told.credential).wipe()
+            if told.expires_at is not None:
+                datetime.fromisoformat(told.expires_at)
         except (RefusedError, ValueError, RecursionError) as error:
             # A JSON error quotes nothing of the text, and neither do ours.
             raise RefusedError(

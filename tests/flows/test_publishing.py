@@ -21,7 +21,9 @@ from memory_engine import Container, MemoryEngine, idle_helper
 from scripted_hub import HubException
 
 from forge_bridge.repositories import add_repository
+from forge_bridge.sandbox import publish
 from forge_core.errors import DiskUnusable
+from forge_core.publication import Credential
 from git_server import PASSWORD, USERNAME, GitServer, git, git_server
 
 pytestmark = pytest.mark.requirement("B-61", "B-63")
@@ -170,6 +172,35 @@ async def test_the_result_commit_is_pushed_and_told_before_the_result(
         assert stage.hub.of("RedeemSecretGrant") == []
 
 
+@pytest.mark.requirement("B-61", "B-62")
+@pytest.mark.parametrize("how", ["pushed", "refused", "cancelled"])
+async def test_the_credential_is_overwritten_when_the_publication_is_over(
+    tmp_path: Path, server: GitServer, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    made: list[Credential] = []
+
+    class Recorded(Credential):
+        def __init__(self, username: str, password: str) -> None:
+            super().__init__(username, password)
+            made.append(self)
+
+    monkeypatch.setattr(publish, "Credential", Recorded)
+    async with on_stage(tmp_path, server) as stage:
+        if how == "refused":
+            server.password = "another"
+        elif how == "cancelled":
+            server.fault.hang = "pushes"
+        attempt_id = await stage.go("true")
+        if how == "cancelled":
+            assert await anyio.to_thread.run_sync(server.entered.wait, 20)
+            assert made[0]._basic
+            stage.hub.send("Cancel", {"attemptId": attempt_id, "fence": 1, "reason": "enough"})
+        await stage.hub.over(attempt_id)
+        (credential,) = made
+        assert not credential._basic
+        assert credential._masker is None
+
+
 async def test_a_branch_at_the_input_commit_is_moved(tmp_path: Path, server: GitServer) -> None:
     async with on_stage(tmp_path, server) as stage:
         served = server.root / f"{REPOSITORY}.git"
@@ -261,6 +292,7 @@ class _Overtaken:
         {"repositoryUrl": f"http://{USERNAME}:{PASSWORD}@127.0.0.1/sample.git"},
         {"expiresAt": "2001-11-29T14:00:00.000Z"},
         {"expiresAt": "tomorrow"},
+        {"expiresAt": "2099-13-32T25:00:60Z"},
     ],
     ids=str,
 )
@@ -274,6 +306,7 @@ async def test_an_answer_that_is_no_grant_for_this_remote_pushes_nothing(
         result = await stage.hub.over(await stage.go("true"))
         assert (result["outcome"], result["failureCode"]) == ("failed", "publication_denied")
         assert PASSWORD not in result["summary"]
+        assert result["summary"].count("cannot publish") == 1
         assert stage.told == []
         assert server.seen == []
         assert len(stage.hub.of("RedeemPublishGrant")) == 1

@@ -50,6 +50,24 @@ async def test_a_secret_reaches_the_agent_and_nobody_else(
 
 
 @pytest.mark.requirement("B-60")
+@pytest.mark.parametrize("command", ["true", "false", "wait"])
+async def test_the_bridge_lets_go_of_a_secret_when_the_attempt_has_ended(
+    tmp_path: Path, command: str
+) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        bridge.secrets.add(SECRET)
+        bridge.hub.answers["RedeemSecretGrant"] = lambda _payload: granted(KEY=SECRET)
+        attempt_id = await bridge.run(command, secretGrants=["handle"])
+        run = bridge.runner.attempts[attempt_id, 1]
+        await bridge.hub.event(attempt_id, "secrets.redeemed")
+        if command == "wait":
+            assert run.masker.mask(SECRET) == "***"
+            bridge.hub.send("Cancel", {"attemptId": attempt_id, "fence": 1, "reason": "enough"})
+        await bridge.hub.over(attempt_id)
+        assert run.masker.mask(SECRET) == SECRET, "nothing of it is known any more"
+
+
+@pytest.mark.requirement("B-60")
 @pytest.mark.parametrize(
     "answer",
     [

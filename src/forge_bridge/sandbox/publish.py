@@ -67,7 +67,7 @@ async def publish(context: StageContext) -> None:
     await context.run.feed(StageEntered(Stage.PUBLISH))
     try:
         grant = await _redeem(context, commit)
-    except DiskUnusable:
+    except StageFailed:
         raise
     except ForgeError as error:
         raise _denied(str(error)) from error
@@ -106,7 +106,10 @@ async def _redeem(context: StageContext, commit: str) -> Grant:
 
 def _expiry_ms(context: StageContext, expires_at: str) -> int:
     clock = context.runner.clock
-    left_s = datetime.fromisoformat(expires_at).timestamp() - clock.unix_seconds()
+    try:
+        left_s = datetime.fromisoformat(expires_at).timestamp() - clock.unix_seconds()
+    except ValueError:
+        raise _denied(f"the credential expires at {expires_at}, which is no time") from None
     if left_s <= 0:
         raise _denied(f"the credential has expired at {expires_at}, by the clock of this host")
     return clock.now_ms() + int(left_s * 1000)
