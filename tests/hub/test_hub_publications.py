@@ -10,9 +10,14 @@ from typing import Any
 
 import anyio
 import pytest
+from alembic import command
+from alembic.config import Config
 from grant_parts import PUSHES, make_sources, private_file, publish_request, pushing_bridge
 from scripted_bridge import ScriptedBridge, Stage, on_stage
+from sqlalchemy import Connection
 
+from forge_hub.store import migrations
+from forge_hub.store.database import open_database
 from git_server import PASSWORD, USERNAME, GitServer, git, git_server
 
 pytestmark = pytest.mark.requirement("B-63", "B-64")
@@ -207,6 +212,31 @@ async def test_what_was_published_is_done_although_the_bridge_died_after_it(
         assert shown["publication"]["resultCommit"] == remote.result_commit
         await push.bridge.answered()
         assert push.bridge.waiting("Offer") == [], "never pushed twice"
+
+
+async def test_a_database_of_the_first_version_is_taken_over(
+    remote: Remote, database_url: str
+) -> None:
+    async with on_stage(database_url, **remote.settings) as stage:
+        push = await pushing(stage, remote)
+        assert await push.publication(remote, "pushed") == PERSISTED
+        await stopped(push)
+    async with open_database(database_url) as database:
+        await database.write(lambda connection: command.downgrade(_config(connection), "0001"))
+    async with on_stage(database_url, **remote.settings) as stage:
+        shown = await stage.session(push.session_id)
+        assert shown["state"] == "succeeded"
+        (dispatch,) = shown["attempts"][0]["dispatches"]
+        assert [(p["outcome"], p["source"]) for p in dispatch["publications"]] == [
+            ("pushed", "runner")
+        ]
+
+
+def _config(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.attributes["connection"] = connection
+    return config
 
 
 # -- what the hub finds out ------------------------------------------------------------------------
