@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
 import os
 import shutil
 import signal
+import socket
+import socketserver
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,8 +72,6 @@ async def result(tmp_path: Path, server: GitServer) -> Result:
 
 
 def forms(secret: str) -> set[str]:
-    import base64
-
     pair = f"{USERNAME}:{secret}".encode()
     return {secret, base64.b64encode(pair).decode(), base64.b64encode(secret.encode()).decode()}
 
@@ -424,12 +427,12 @@ async def test_no_push_outlives_the_process_that_began_it(
 # -- TLS ------------------------------------------------------------------------------------------
 
 
-def make_certificate(directory: Path) -> tuple[Path, Path]:
-    """Of a server at localhost, signed by itself; and its key."""
+def make_certificate(directory: Path, host: str = "localhost") -> tuple[Path, Path]:
+    """Of a server at this host, signed by itself; and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
     now = datetime.datetime.now(datetime.UTC)
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    names = [x509.DNSName(host), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -478,6 +481,67 @@ async def test_the_operators_certificates_count_and_no_others(
         )
         assert pushed.accepted, pushed
         assert server.branch(SAMPLE, "main") == result.commit
+
+
+@contextmanager
+def proxy_to(address: tuple[str, int]) -> Iterator[tuple[str, list[bytes]]]:
+    """A proxy that knows one way (RFC 9110, CONNECT); its URL, and what it was told."""
+    told: list[bytes] = []
+
+    class Tunnel(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            head = b"".join(iter(self.rfile.readline, b"\r\n"))
+            told.append(head)
+            with socket.create_connection(address) as onward:
+                self.wfile.write(b"HTTP/1.1 200 Connected\r\n\r\n")
+                back = threading.Thread(target=pour, args=(onward, self.connection))
+                back.start()
+                pour(self.connection, onward)
+                back.join()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tunnel) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", told
+        server.shutdown()
+        thread.join()
+
+
+def pour(source: socket.socket, target: socket.socket) -> None:
+    """Everything, then the end of it."""
+    with suppress(OSError):
+        while data := source.recv(65_536):
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+async def test_the_operators_proxy_is_used_and_not_told_the_credential(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name resolves nowhere but behind the proxy."""
+    host = "git.forge.invalid"
+    certificate, key = make_certificate(tmp_path, host)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    monkeypatch.setenv("GIT_SSL_CAINFO", str(certificate))
+    for name in ("no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with git_server(tmp_path / "served", tls=context) as server:
+        result = await make_result(tmp_path, server)
+        port = int(server.url.rpartition(":")[2])
+        remote = Remote(f"https://{host}/{SAMPLE}.git", Credential(USERNAME, PASSWORD))
+        with proxy_to(("127.0.0.1", port)) as (proxy, told):
+            monkeypatch.setenv("https_proxy", proxy)
+            before = await remote_branch(remote, "main")
+            pushed = await push(
+                result.store, remote, branch="main", commit=result.commit, expected=before
+            )
+        assert pushed.accepted, pushed
+        assert server.branch(SAMPLE, "main") == result.commit
+    assert told
+    assert all(head.startswith(b"CONNECT git.forge.invalid:443 ") for head in told)
+    assert not says_it(b"".join(told).decode())
 
 
 async def test_this_hosts_git_can_push_like_this() -> None:
