@@ -75,7 +75,8 @@ _REJECTIONS = {
     ),
 }
 _FAILURES = {
-    FailureCode.START_TIMEOUT: "No start came for the reservation, or none was held.",
+    FailureCode.START_TIMEOUT: "No start came for the reservation, none was held, or what allowed "
+    "it on the host had ended.",
     FailureCode.WORKSPACE_INVALID: "The input commit cannot be had or materialised.",
     FailureCode.CONTRACT_INVALID: "The contract of the approved commit is missing or wrong.",
     FailureCode.IMAGE_BUILD_FAILED: "An image stage failed; its log stays on the runner.",

@@ -42,6 +42,7 @@ from forge_supervisor.host_agent import MARK
 logger = structlog.get_logger(__name__)
 
 KILL_MS: Final = 10_000
+UNPACKINGS_AT_ONCE: Final = 4
 REMOVALS_AT_ONCE: Final = 4
 MAX_LABELS_BYTES: Final = 8_192
 PATH: Final = "/usr/local/bin:/usr/bin:/bin"
@@ -59,6 +60,7 @@ class LocalHost:
         self._directory = directory
         self._clock = clock
         self._programs: dict[str, RunningProgram] = {}
+        self._unpackings = anyio.CapacityLimiter(UNPACKINGS_AT_ONCE)
         self._removals = anyio.CapacityLimiter(REMOVALS_AT_ONCE)
 
     @classmethod
@@ -95,7 +97,7 @@ class LocalHost:
 
     async def unpack(self, volume: str, archive: AsyncIterable[bytes]) -> None:
         """See :func:`forge_edges.tree_unpack.unpack`."""
-        await unpack(archive, self._path(volume))
+        await unpack(archive, self._path(volume), self._unpackings)
 
     async def create_container(self, name: str, program: HostProgram) -> str:
         """See the port."""

@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import anyio
 import anyio.lowlevel
@@ -27,9 +27,12 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-async def unpack(archive: AsyncIterable[bytes], directory: Path) -> None:
+async def unpack(
+    archive: AsyncIterable[bytes], directory: Path, threads: anyio.CapacityLimiter
+) -> None:
     """Unpack *archive* as it comes; memory stays flat.  Modes are cut by the umask.
 
+    :param threads: for this alone: what makes the archive may need threads as well.
     :raises RefusedError: code ``workspace_invalid``: it is no tar, or wants to be elsewhere.
     :raises DiskUnusable: there is no room for it.
     :raises ForgeError: of the archive itself.
@@ -39,12 +42,14 @@ async def unpack(archive: AsyncIterable[bytes], directory: Path) -> None:
     with first_failure():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_feed, archive, writer)
-            try:
-                await anyio.to_thread.run_sync(_unpack, reader, directory)
-            except RefusedError:
-                # Cut short from outside: that is no fault of the archive.
-                await anyio.lowlevel.checkpoint_if_cancelled()
-                raise
+            # Closed in the end: whatever is still to be fed has no reader any more.
+            with os.fdopen(reader, "rb") as source:
+                try:
+                    await anyio.to_thread.run_sync(_unpack, source, directory, limiter=threads)
+                except RefusedError:
+                    # Cut short from outside: that is no fault of the archive.
+                    await anyio.lowlevel.checkpoint_if_cancelled()
+                    raise
 
 
 async def _feed(archive: AsyncIterable[bytes], writer: int) -> None:
@@ -68,10 +73,9 @@ async def _feed(archive: AsyncIterable[bytes], writer: int) -> None:
                 await iterator.aclose()
 
 
-def _unpack(reader: int, directory: Path) -> None:
+def _unpack(source: IO[bytes], directory: Path) -> None:
     try:
         with (
-            os.fdopen(reader, "rb") as source,
             disk_errors("unpack into", directory),
             tarfile.open(
                 fileobj=source, mode="r|", encoding="utf-8", errors="surrogateescape"

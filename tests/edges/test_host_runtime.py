@@ -252,6 +252,18 @@ async def test_what_is_no_archive_is_refused(host: LocalHost, volume: str) -> No
         assert refused.value.code == "workspace_invalid"
 
 
+async def test_what_comes_after_the_end_holds_nothing_up(host: LocalHost, volume: str) -> None:
+    async def long() -> AsyncGenerator[bytes]:
+        async for piece in archived(entry("a", b"x")):
+            yield piece
+        for _ in range(100):
+            yield bytes(65_536)
+
+    with anyio.fail_after(10):
+        await host.unpack(volume, long())
+    assert (Path(host.path(volume)) / "a").read_bytes() == b"x"
+
+
 async def test_a_cancelled_unpacking_ends_and_says_nothing(host: LocalHost, volume: str) -> None:
     begun, closed = anyio.Event(), anyio.Event()
 
