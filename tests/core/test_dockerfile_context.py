@@ -28,10 +28,6 @@ def test_it_takes_files(lines: str) -> None:
     assert analyse_dockerfile(f"FROM {BASE}\n{lines}\n".encode()).reads_context
 
 
-def test_another_frontend_may_take_anything() -> None:
-    assert analyse_dockerfile(f"# syntax={BASE}\nFROM {BASE}\n".encode()).reads_context
-
-
 @pytest.mark.requirement("B-52")
 @pytest.mark.parametrize(
     "lines",
