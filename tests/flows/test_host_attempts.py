@@ -205,6 +205,7 @@ async def test_a_permission_that_ends_before_the_start_starts_nothing(tmp_path: 
         bridge.hub.send("Start", bridge.start(offer, "touch", str(trace)))
         await refused_at_start(bridge, offer, "host_fallback_denied", "ended at")
         assert not trace.exists()
+        assert never_began(bridge, offer)
 
 
 async def test_a_setting_that_is_taken_back_before_the_start_starts_nothing(
@@ -218,6 +219,7 @@ async def test_a_setting_that_is_taken_back_before_the_start_starts_nothing(
         bridge.hub.send("Start", bridge.start(offer, "touch", str(trace)))
         await refused_at_start(bridge, offer, "host_fallback_denied", "not enabled")
         assert not trace.exists()
+        assert never_began(bridge, offer)
 
 
 async def test_what_is_taken_back_while_the_workspace_is_made_starts_no_agent(
@@ -246,3 +248,9 @@ async def refused_at_start(bridge: Bridge, offer: dict[str, Any], code: str, why
     assert code in result["summary"]
     assert why in result["summary"]
     await bridge.until_idle()
+
+
+def never_began(bridge: Bridge, offer: dict[str, Any]) -> bool:
+    """No stage was entered: there was nothing to clean up."""
+    results = bridge.hub.of("SubmitDispatchResult", attemptId=offer["attemptId"])
+    return [result["revision"] for result in results] == [2]

@@ -105,6 +105,31 @@ async def test_output_beyond_its_limit_ends_the_attempt(tmp_path: Path) -> None:
         await nothing_is_left(bridge, attempt_id)
 
 
+async def test_the_output_is_taken_once_nobody_has_a_hand_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something of the agent's that its supervisor does not reach: no descendant, but marked."""
+    script = 'echo "$FORGE_HOST_RESOURCE"; while [ ! -e go ]; do sleep 0.02; done'
+    async with on_host(tmp_path) as bridge:
+        create, seen = LocalHost.create_container, []
+
+        async def watched(host: LocalHost, name: str, program: HostProgram) -> str:
+            if "host-helper" in name:
+                seen.append(survivor.poll())
+            return await create(host, name, program)
+
+        monkeypatch.setattr(LocalHost, "create_container", watched)
+        attempt_id = await run(bridge, "sh", "-c", script)
+        await bridge.hub.until(lambda: output(bridge, attempt_id).endswith("\n"))
+        mark = {"FORGE_HOST_RESOURCE": output(bridge, attempt_id).strip()}
+        survivor = subprocess.Popen(["sleep", "600"], env={**os.environ, **mark})
+        (volume,) = (bridge.state_root / "host").glob("forge-host-workspace-*/tree")
+        (volume / "go").touch()
+        assert (await bridge.hub.over(attempt_id))["outcome"] == "succeeded"
+        assert seen == [-9]
+        await nothing_is_left(bridge, attempt_id)
+
+
 @pytest.mark.requirement("B-04")
 @pytest.mark.parametrize("where", ["ensure_commit", "unpack", "create_container", "import_bundle"])
 async def test_a_cancel_ends_it_whatever_it_is_doing(
