@@ -218,6 +218,12 @@ class CrashRig(Rig):
         draft.write_text(json.dumps(orders))
         draft.replace(self.orders)
 
+    def has_tooling(self) -> bool:
+        """Whether the engine holds a tree that a bridge of this rig has made for PID 1."""
+        label = [f"{LABEL}runner-id={self.runner_id}", f"{LABEL}role=tooling"]
+        filters = json.dumps({"label": label})
+        return bool(self.engine.api.get("/volumes", {"filters": filters})["Volumes"])
+
     def disarm(self) -> None:
         self.orders.unlink(missing_ok=True)
 

@@ -32,8 +32,7 @@ def succeeds(rig: CrashRig, arm: Arm) -> str:
 
 def builds(rig: CrashRig, arm: Arm) -> str:
     """Likewise, in an image that has to be built first; PID 1's own tree is made as well."""
-    rig.bridge.stop()  # a tree that an earlier test had made would go on being used
-    rig.come_online()
+    _without_tooling(rig)
     dockerfile = f"FROM {rig.engine.busybox_image}\nUSER root\nRUN echo {uuid.uuid4()} > /made\n"
     contract = "version: 1\nimage:\n  dockerfile: .forge/Dockerfile\n"
     approved = rig.add_commit(
@@ -51,6 +50,7 @@ def runs_on_host(rig: CrashRig, arm: Arm) -> str:
 
 def recovers_on_host(rig: CrashRig, arm: Arm) -> str:
     """The bridge was killed while an agent ran on the host, and starts again."""
+    _without_tooling(rig)
     session_id = rig.dispatch_on_host("echo begun; exec sleep 600")
     rig.wait_event(session_id, "agent.started")
     wait_for("an empty outbox", lambda: not files(rig, "outbox"))
@@ -87,6 +87,7 @@ def expires(rig: CrashRig, arm: Arm) -> str:
 
 def recovers(rig: CrashRig, arm: Arm) -> str:
     """The bridge was killed while an agent ran, and starts again."""
+    _without_tooling(rig)
     session_id = _running(rig)
     rig.bridge.kill()
     arm()
@@ -96,6 +97,7 @@ def recovers(rig: CrashRig, arm: Arm) -> str:
 
 def finds(rig: CrashRig, arm: Arm) -> str:
     """What an engine was late to create turns up after all was over; no ledger tells of it."""
+    _without_tooling(rig)
     session_id = rig.dispatch(*AGENT)
     rig.wait_over(session_id)
     wait_for("nothing to be owed", lambda: not files(rig, "attempts", "outbox", "cleanup-reports"))
@@ -108,6 +110,7 @@ def finds(rig: CrashRig, arm: Arm) -> str:
 
 def replays(rig: CrashRig, arm: Arm) -> str:
     """An attempt ended without the hub; its messages wait in the outbox of the next life."""
+    _without_tooling(rig)
     session_id = _running(rig)
     rig.hub.signal(signal.SIGSTOP)
     try:
@@ -151,6 +154,13 @@ OUTCOMES: dict[str, Outcome] = {
     "recovers_on_host": ("failed", "bridge_stopped"),
 }
 """How the first dispatch ends where nothing is killed but what the scenario itself kills."""
+
+
+def _without_tooling(rig: CrashRig) -> None:
+    """What an earlier test has made for PID 1 goes with its bridge, not with the one that dies."""
+    if rig.has_tooling():
+        rig.bridge.stop()
+        rig.come_online()
 
 
 def _running(rig: CrashRig) -> str:
