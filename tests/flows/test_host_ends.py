@@ -123,10 +123,14 @@ async def test_the_output_is_taken_once_nobody_has_a_hand_in_it(
         await bridge.hub.until(lambda: output(bridge, attempt_id).endswith("\n"))
         mark = {"FORGE_HOST_RESOURCE": output(bridge, attempt_id).strip()}
         survivor = subprocess.Popen(["sleep", "600"], env={**os.environ, **mark})
-        (volume,) = (bridge.state_root / "host").glob("forge-host-workspace-*/tree")
-        (volume / "go").touch()
-        assert (await bridge.hub.over(attempt_id))["outcome"] == "succeeded"
-        assert seen == [-9]
+        try:
+            (volume,) = (bridge.state_root / "host").glob("forge-host-workspace-*/tree")
+            (volume / "go").touch()
+            assert (await bridge.hub.over(attempt_id))["outcome"] == "succeeded"
+            assert seen == [-9]
+        finally:
+            survivor.kill()
+            survivor.wait()
         await nothing_is_left(bridge, attempt_id)
 
 
