@@ -65,7 +65,7 @@ def _verify_outcomes(rig: CrashRig, session_id: str, evidence: Evidence, after: 
     published = _published(rig, session)
     state = outcome_of(dispatches[-1]["result"]) if published is None else DONE
     assert (session["state"], session["failureCode"]) == state
-    assert (published is not None) == (session["state"] == "succeeded")
+    assert (published is not None) == (session["state"] == "succeeded" and evidence.changes)
     if published is not None:
         store = rig.state_root / "repositories" / "sample.git"
         assert git(store, "rev-parse", f"{published}^@") == rig.commit

@@ -47,11 +47,13 @@ class Evidence:
     :ivar outcomes: by fence; whatever happens later, these stay.
     :ivar started: the fences whose ledger says that the hub said go.
     :ivar created: names of resources that the engine has, or that a ledger has as a fact.
+    :ivar changes: whether the agent changes anything, so that a success is a commit as well.
     """
 
     outcomes: Mapping[int, Outcome] = field(default_factory=dict)
     started: frozenset[int] = frozenset()
     created: frozenset[str] = frozenset()
+    changes: bool = True
 
 
 class AgentStarts:
