@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
 
 from engines import REPOSITORY, Engine
 from forge_bridge.status import read_status
@@ -104,6 +106,9 @@ class Rig:
         self.bridge: Daemon
         self._http = requests.Session()
         self._http.trust_env = False
+        # A hub that was frozen closes the connections that it kept for us when it wakes.
+        again = Retry(total=2, connect=0, allowed_methods=("GET",))
+        self._http.mount("http://", HTTPAdapter(max_retries=again))
         self._http.headers["Authorization"] = f"Bearer {API_TOKEN}"
 
     # -- processes ------------------------------------------------------------------------------

@@ -349,7 +349,9 @@ def test_an_hour_of_sleep_ends_the_lease_and_work_goes_on(
     engine: Engine, tmp_path: Path, runner_id: str, shim: Path
 ) -> None:
     with stepped_rig(tmp_path / "rig", engine, runner_id, shim) as (rig, clocks):
-        session_id = start(rig, leaseTtlMs=60_000)
+        long_ms = 7_200_000
+        limits = {"hardWallMs": long_ms, "idleMs": long_ms}
+        session_id = start(rig, leaseTtlMs=60_000, limits=limits)
         for clock in (clocks.hub, clocks.bridge):
             clock.sleep_host(3_600)
         wait_for("the end", lambda: rig.get(f"/sessions/{session_id}")["cleanup"] == "complete")
