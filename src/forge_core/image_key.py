@@ -17,6 +17,8 @@ from forge_core.image_ports import BuildLimits
 RECIPE: Final = 1
 """How inputs become an image; raise it when the same inputs give another one."""
 
+_TREE: Final = b"040000 tree "
+
 
 @dataclass(frozen=True, slots=True)
 class ImageInputs:
@@ -66,16 +68,19 @@ def image_key(inputs: ImageInputs) -> str:
 def context_id(listing: bytes, ignore: Ignore) -> str:
     """What a build may see of a commit, as one digest.
 
-    Mode, blob and path of every file that is sent; what ``.dockerignore`` leaves out changes
-    nothing, so that a change of it does not build anew.
+    Mode, blob and path of every file that is sent, and the path of every directory; what
+    ``.dockerignore`` leaves out changes nothing, so that a change of it does not build anew.
 
-    :param listing: ``git ls-tree -r -z`` of the commit.
+    :param listing: ``git ls-tree -r -t -z`` of the commit.
     """
     entries = []
     for entry in listing.split(b"\0"):
-        path = entry.partition(b"\t")[2].decode("utf-8", "surrogateescape")
+        head, _, name = entry.partition(b"\t")
+        path = name.decode("utf-8", "surrogateescape")
         if path and not ignore.excludes(path):
-            entries.append(entry.decode("utf-8", "surrogateescape"))
+            # The id of a directory is that of all that is in it, left out or not.
+            kind = _TREE if head.startswith(_TREE) else head
+            entries.append(f"{kind.decode()}\t{path}")
     return _digest(sorted(entries))
 
 

@@ -276,7 +276,7 @@ class GitStore(Protocol):
         """
 
     async def tree_listing(self, repository: str, commit: str) -> bytes:
-        """What ``git ls-tree -r -z`` says of the commit."""
+        """What ``git ls-tree -r -t -z`` says of the commit."""
 
     async def tree_id(self, repository: str, commit: str) -> str:
         """The id of the commit's root tree."""

@@ -79,21 +79,41 @@ def test_the_order_of_the_sources_and_their_repetition_say_nothing(sources: list
 
 
 def listing(**files: str) -> bytes:
-    """As ``git ls-tree -r -z`` has it."""
-    return b"".join(f"100644 blob {blob}\t{path}\0".encode() for path, blob in files.items())
+    """As ``git ls-tree -r -t -z`` has it; ``at_name`` lies in the directory ``at``."""
+    lines = []
+    for name, blob in files.items():
+        directory, _, _ = name.rpartition("_")
+        if directory:
+            inside = "".join(b for n, b in files.items() if n.startswith(f"{directory}_"))
+            lines.append(f"040000 tree {inside}\t{directory}\0")
+        lines.append(f"100644 blob {blob}\t{name.replace('_', '/')}\0")
+    return "".join(dict.fromkeys(lines)).encode()
 
 
 @pytest.mark.requirement("B-52")
-def test_the_context_is_what_is_sent_and_nothing_else() -> None:
-    ignore = Ignore.parse(b"notes\n")
-    here = context_id(listing(code="aa", notes="bb"), ignore)
-    assert context_id(listing(code="aa", notes="cc"), ignore) == here
-    assert context_id(listing(code="aa"), ignore) == here
-    assert context_id(listing(code="ab", notes="bb"), ignore) != here
-    assert context_id(listing(cod="aa", notes="bb"), ignore) != here
-    assert context_id(listing(code="aa", more="aa"), ignore) != here
-    executable = listing(code="aa").replace(b"100644", b"100755")
+@pytest.mark.parametrize("at", ["", "at_"])
+def test_the_context_is_what_is_sent_and_nothing_else(at: str) -> None:
+    def context(**files: str) -> str:
+        return context_id(listing(**{f"{at}{n}": b for n, b in files.items()}), ignore)
+
+    ignore = Ignore.parse(b"**/notes\n")
+    here = context(code="aa", notes="bb")
+    assert context(code="aa", notes="cc") == here
+    assert context(code="aa") == here
+    assert context(code="ab", notes="bb") != here
+    assert context(cod="aa", notes="bb") != here
+    assert context(code="aa", more="aa") != here
+    executable = listing(**{f"{at}code": "aa"}).replace(b"100644", b"100755")
     assert context_id(executable, ignore) != here
+
+
+@pytest.mark.requirement("B-52")
+def test_a_directory_is_sent_though_nothing_in_it_is() -> None:
+    empty = listing(code="aa", at_notes="bb")
+    sent, left_out = Ignore.parse(b"at/*\n"), Ignore.parse(b"at\n")
+    assert context_id(empty, sent) != context_id(listing(code="aa"), sent)
+    assert context_id(empty, sent) == context_id(listing(code="aa", at_notes="cc"), sent)
+    assert context_id(empty, left_out) == context_id(listing(code="aa"), left_out)
 
 
 def test_a_path_that_is_no_text_counts_too() -> None:
