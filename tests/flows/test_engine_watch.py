@@ -11,7 +11,8 @@ from memory_engine import MemoryEngine
 
 from forge_bridge.flows import engine as engine_flow
 from forge_core.errors import EngineUnreachable
-from forge_core.wire.codes import Runtime
+from forge_core.labels import PREFLIGHT, Owner
+from forge_core.wire.codes import CleanupTrigger, Runtime
 from forge_core.wire.shapes import Capabilities, EngineFacts
 
 pytestmark = pytest.mark.requirement("B-05", "B-23")
@@ -125,3 +126,39 @@ async def test_an_engine_that_came_back_otherwise_is_advertised_anew(tmp_path: P
         engine.faults.clear()
         registered = await bridge.hub.next("RegisterRunner", count=2)
         assert registered["capabilities"]["quotaSupported"] is True
+
+
+@pytest.mark.requirement("B-80")
+async def test_no_pass_takes_from_the_preflight_what_it_looks_with(tmp_path: Path) -> None:
+    engine, probe_stayed = ReplaceableEngine(), False
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+        runner, reaper = bridge.runner, bridge.service.session.reaper
+        identity, passed = runner.identity, anyio.Event()
+        owner = Owner.of_runner(
+            PREFLIGHT,
+            identity.runner_id,
+            identity.runner_instance_id,
+            identity.trust_domain_id,
+        )
+
+        async def run_pass() -> None:
+            await reaper.run_pass(CleanupTrigger.PERIODIC)
+            passed.set()
+
+        async def look_again() -> Capabilities:
+            nonlocal probe_stayed
+            await engine.create_volume(owner.name("probe"), owner.labels("probe"))
+            runner.tasks.start_soon(run_pass)
+            await anyio.wait_all_tasks_blocked()
+            probe_stayed = owner.name("probe") in engine.volumes
+            return capabilities_of(settings_for(tmp_path, bridge.hub), (Runtime.DOCKER,))
+
+        watch(bridge, engine, look_again)
+        engine.faults["facts"] = EngineUnreachable("nobody there")
+        await until(bridge, away=True)
+        engine.faults.clear()
+        await until(bridge, away=False)
+        with anyio.fail_after(10):
+            await passed.wait()
+        assert probe_stayed
+        assert owner.name("probe") not in engine.volumes, "what it left was not removed"

@@ -88,7 +88,8 @@ def _stay_away(runner: Runner, why: str) -> None:
 
 async def _come_back(runner: Runner, reaper: Reaper, look_again: LookAgain) -> None:
     try:
-        found = await look_again()
+        # A pass takes a probe of this instance for something that was left.
+        found = await reaper.between_passes(look_again)
     except ForgeError as error:
         runner.engine_away = f"it is back and cannot be looked at: {error}"
         return

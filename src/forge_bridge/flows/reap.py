@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 import structlog
@@ -29,6 +29,8 @@ from forge_core.wire.from_hub import Reap
 from forge_core.wire.shapes import RemovedResource
 
 logger = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 PASS_INTERVAL_MS: Final = 60_000
 DISPATCHES_AT_ONCE: Final = 8
@@ -97,6 +99,14 @@ class Reaper:
         """A pass over what belongs to no dispatch that this instance holds."""
         async with self._one_at_a_time:
             return await self._remove_orphans(trigger, None)
+
+    async def between_passes(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do what no pass may disturb; passes wait for its end.
+
+        :param work: makes what no dispatch holds, as the preflight does; starts no pass.
+        """
+        async with self._one_at_a_time:
+            return await work()
 
     async def _finish_degraded(
         self, trigger: CleanupTrigger, only: Key | None
