@@ -10,7 +10,7 @@ BuildKit's file sync walks with it; :mod:`forge_core.ignore_patterns` has the pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -100,6 +100,18 @@ class Ignore:
                 self._directories.clear()
             self._directories[directory] = known
         return known
+
+
+def first_ignore(files: Mapping[str, bytes | None]) -> Ignore | None:
+    """The rules that count; None: there is no such file, and everything is sent.
+
+    :param files: by path; of these only :data:`IGNORE_PATHS` matter.
+    :raises RefusedError: as :meth:`Ignore.parse`.
+    """
+    for path in IGNORE_PATHS:
+        if (rules := files.get(path)) is not None:
+            return Ignore.parse(rules, name=path)
+    return None
 
 
 def _read(data: bytes, name: str) -> Iterator[Pattern]:

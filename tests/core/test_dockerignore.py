@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_core.dockerignore import MAX_BYTES, MAX_PATTERNS, MAX_STATES, Ignore
+from forge_core.dockerignore import (
+    IGNORE_PATHS,
+    MAX_BYTES,
+    MAX_PATTERNS,
+    MAX_STATES,
+    Ignore,
+    first_ignore,
+)
 from forge_core.errors import RefusedError
 from forge_core.ignore_patterns import clean
 
@@ -97,6 +104,19 @@ def test_what_is_no_rule_is_refused_with_its_line(rules: bytes, why: str) -> Non
         Ignore.parse(rules, name="x")
     assert (refused.value.code, refused.value.field) == ("contract_invalid", "x")
     assert str(refused.value).isprintable()
+
+
+def test_the_first_file_that_is_there_counts_alone() -> None:
+    first, second = IGNORE_PATHS
+    assert first_ignore({}) is first_ignore({first: None, second: None}) is None
+    both = first_ignore({first: b"", second: b"a"})
+    assert both is not None
+    assert not both.excludes("a")
+    alone = first_ignore({first: None, second: b"a"})
+    assert alone is not None
+    assert alone.excludes("a")
+    with pytest.raises(RefusedError, match=f"cannot use {re.escape(second)}: "):
+        first_ignore({second: b"["})
 
 
 def test_bytes_that_are_no_text_are_characters_too() -> None:

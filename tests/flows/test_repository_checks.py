@@ -27,6 +27,7 @@ pytestmark = pytest.mark.requirement("B-41", "B-52")
 PINNED = f"registry.example:5000/python@sha256:{'a' * 64}"
 FORGE = (sys.executable, "-c", "from forge_cli.main import main; main()")
 EMPTY = "version: 1\n"
+COPYING = "FROM scratch\nCOPY . /\n"
 BUILT = f"version: 1\nimage: {{dockerfile: {DOCKERFILE_PATH}}}\n"
 
 
@@ -159,12 +160,30 @@ async def test_the_dockerfile_is_judged_when_it_counts(
 
 async def test_a_pattern_that_no_build_would_take_is_found(repository: Path) -> None:
     (repository / ".dockerignore").write_text("[\n")
-    commit(repository, contract=BUILT, dockerfile="FROM scratch\n")
+    commit(repository, contract=BUILT, dockerfile=COPYING)
     found = finding(await check_repository(repository), "dockerfile")
     assert found.verdict is Verdict.BLOCK_ALL
     assert "cannot use .dockerignore: " in found.evidence
     (repository / f"{DOCKERFILE_PATH}.dockerignore").write_text("*\n")
     commit(repository)
+    assert finding(await check_repository(repository), "dockerfile").verdict is Verdict.PASS
+
+
+async def test_the_patterns_are_those_of_the_commit_that_has_the_dockerfile(
+    repository: Path,
+) -> None:
+    commit(repository, contract=BUILT, dockerfile=COPYING)
+    (repository / ".dockerignore").write_text("[\n")
+    assert finding(await check_repository(repository), "dockerfile").verdict is Verdict.PASS
+    commit(repository)
+    (repository / f"{DOCKERFILE_PATH}.dockerignore").write_text("*\n")
+    found = finding(await check_repository(repository), "dockerfile")
+    assert found.verdict is Verdict.BLOCK_ALL
+
+
+async def test_patterns_do_not_count_where_no_context_is_sent(repository: Path) -> None:
+    (repository / ".dockerignore").write_text("[\n")
+    commit(repository, contract=BUILT, dockerfile="FROM scratch\n")
     assert finding(await check_repository(repository), "dockerfile").verdict is Verdict.PASS
 
 

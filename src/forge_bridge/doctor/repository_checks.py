@@ -14,7 +14,7 @@ from forge_bridge.doctor.checks import Preflight
 from forge_bridge.doctor.results import Check, CheckResult, exit_code
 from forge_core.contract import CONTRACT_PATH, DOCKERFILE_PATH, Contract, read_contract
 from forge_core.dockerfile import analyse_dockerfile
-from forge_core.dockerignore import IGNORE_PATHS, Ignore
+from forge_core.dockerignore import IGNORE_PATHS, first_ignore
 from forge_core.errors import ForgeError, RefusedError
 from forge_edges.durable_file import on_disk, read_file
 from forge_edges.git_borrowed import BORROWED, borrowed_store, resolve_commit
@@ -81,6 +81,10 @@ class Files:
         if path in self.committed and self.commit is not None:
             return self.committed[path], f"commit {self.commit[:12]}"
         return self.working.get(path), "the working tree"
+
+    def beside(self, path: str) -> Mapping[str, bytes]:
+        """All files of the commit or of the working tree, wherever ``path`` was seen."""
+        return self.committed if path in self.committed else self.working
 
     def differ(self, path: str) -> bool:
         """Whether the working tree has something else, line ends aside."""
@@ -162,7 +166,8 @@ def _dockerfile(contract: Contract, files: Files) -> tuple[CheckResult, ...]:
         )
     try:
         analysis = analyse_dockerfile(content)
-        _require_usable_ignores(files)
+        if analysis.reads_context:
+            first_ignore(files.beside(DOCKERFILE_PATH))
     except RefusedError as error:
         return (
             DOCKERFILE.blocks_all(
@@ -171,15 +176,6 @@ def _dockerfile(contract: Contract, files: Files) -> tuple[CheckResult, ...]:
         )
     images = ", ".join(analysis.external) or "nothing"
     return (_compared(DOCKERFILE, files, DOCKERFILE_PATH, f"{where}: it fetches {images}"),)
-
-
-def _require_usable_ignores(files: Files) -> None:
-    """Raise RefusedError for a file of patterns that the build would not take."""
-    for path in IGNORE_PATHS:
-        content, _ = files.seen(path)
-        if content is not None:
-            Ignore.parse(content, name=path)
-            return
 
 
 def _compared(check: Check, files: Files, path: str, told: str) -> CheckResult:
@@ -224,7 +220,7 @@ def _line_ends(content: bytes | None) -> bytes | None:
 
 async def _committed(clone: Path, commit: str) -> dict[str, bytes]:
     async with borrowed_store(clone, commit) as stores:
-        found = {p: await stores.read_file(BORROWED, commit, p, MAX_FILE_BYTES) for p in _PATHS}
+        found = await stores.read_files(BORROWED, commit, dict.fromkeys(_PATHS, MAX_FILE_BYTES))
     return {path: content for path, content in found.items() if content is not None}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -23,7 +23,7 @@ from forge_core.contract import (
     read_contract,
 )
 from forge_core.dockerfile import analyse_dockerfile
-from forge_core.dockerignore import IGNORE_PATHS, Ignore
+from forge_core.dockerignore import IGNORE_PATHS, first_ignore
 from forge_core.dockerignore import MAX_BYTES as MAX_IGNORE_BYTES
 from forge_core.errors import RefusedError
 from forge_core.image_key import context_id
@@ -111,7 +111,7 @@ async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
     if not analysis.reads_context:
         # What is not in the key is not sent either.
         return _without_context(approved, dockerfile, analysis.external)
-    ignore = await anyio.to_thread.run_sync(_ignore, files)
+    ignore = await anyio.to_thread.run_sync(first_ignore, files)
     if ignore is None:
         sent = await git.tree_id(repository, commit)
     else:
@@ -121,14 +121,6 @@ async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
         git.build_context, repository, commit, ignore=ignore, max_bytes=MAX_CONTEXT_BYTES
     )
     return Recipe(approved, dockerfile, analysis.external, sent, context)
-
-
-def _ignore(files: Mapping[str, bytes | None]) -> Ignore | None:
-    """The first that is there counts alone."""
-    for path in IGNORE_PATHS:
-        if (rules := files[path]) is not None:
-            return Ignore.parse(rules, name=path)
-    return None
 
 
 def _without_context(approved: Approved, dockerfile: bytes, sources: tuple[str, ...]) -> Recipe:
