@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -221,6 +221,33 @@ async def test_the_start_removes_what_was_never_promoted(tmp_path: Path) -> None
         assert engine.images[promoted.image_id].names == ("somebody:else",)
         assert engine.images["sha256:f"].names == (foreign.candidate,)
         assert engine.images["sha256:e"] == strange
+
+
+@pytest.mark.requirement("B-80")
+async def test_what_is_promoted_after_the_look_at_the_engine_keeps_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store(tmp_path) as images:
+        lost, rebuilt = await images.add(1, 0), await images.add(2, 0)
+        for image in (lost, rebuilt):
+            del images.engine.images[image.image_id]
+        again = replace(rebuilt, image_id=f"sha256:{4:064x}")
+        records = images.bridge.service.images.pipeline.records
+        look = images.engine.list_images
+
+        async def looked(labels: Mapping[str, str]) -> Sequence[EngineImage]:
+            found = await look(labels)
+            await images.add(3, 0)
+            images.put_into_engine(again)
+            await records.index.put(again)
+            return found
+
+        monkeypatch.setattr(images.engine, "list_images", looked)
+        await images.bridge.service.images.recover()
+        assert {key: image.image_id for key, image in images.index.items()} == {
+            again.image_key: again.image_id,
+            f"{3:064x}": f"sha256:{3:064x}",
+        }
 
 
 @pytest.mark.requirement("B-80")

@@ -128,18 +128,27 @@ class ImageCollector:
 
     async def _tidy(self) -> None:
         """Bring index and engine in step; what cannot be done now is done the next time."""
+        # Before the list: what is promoted from here on need not be in it.
+        recorded = tuple(self.pipeline.records.index.images.values())
         try:
             listed = await self.runner.engine.list_images(images_of(self.runner.identity.runner_id))
-            for image in listed:
-                await self._tidy_image(image)
-            there = {image.id for image in listed}
-            for promoted in tuple(self.pipeline.records.index.images.values()):
-                with self.pipeline.once.claimed(promoted.image_key) as is_free:
-                    if is_free and promoted.image_id not in there:
-                        await self.pipeline.records.index.remove(promoted.image_key)
+            for found in listed:
+                await self._tidy_image(found)
+            there = {found.id for found in listed}
+            for image in recorded:
+                if image.image_id not in there:
+                    await self._forget(image)
         except ForgeError as error:
             logger.warning("cannot tidy up the images of this runner", error=str(error))
         await self.pipeline.records.prune(self._now_ms())
+
+    async def _forget(self, lost: CachedImage) -> None:
+        """Remove the record of an image that the engine has lost, unless it is another's now."""
+        index = self.pipeline.records.index
+        with self.pipeline.once.claimed(lost.image_key) as is_free:
+            now = index.images.get(lost.image_key)
+            if is_free and now is not None and now.image_id == lost.image_id:
+                await index.remove(lost.image_key)
 
     async def _tidy_image(self, image: EngineImage) -> None:
         """Names without a promotion go, and with the last one the image."""
