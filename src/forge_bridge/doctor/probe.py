@@ -14,6 +14,7 @@ import anyio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from forge_bridge.containers import create_as_asked
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_core.errors import (
     EngineNotFound,
@@ -22,7 +23,6 @@ from forge_core.errors import (
     RefusedError,
 )
 from forge_core.ports import Attachment, Engine
-from forge_core.read_back import read_back
 from forge_core.sandbox_spec import (
     PRELOAD_FILE,
     ContainerSpec,
@@ -114,10 +114,7 @@ async def look_inside(engine: Engine, settings: PreflightSettings) -> Inside:
 
 async def _run(engine: Engine, spec: ContainerSpec, settings: PreflightSettings) -> Inside:
     request = container_request(spec, settings.hardening)
-    container = await engine.create_container(spec.name, request)
-    faults = read_back(request, await engine.inspect_container(container))
-    if faults:
-        raise EngineRefused(f"cannot trust the engine with a container: {'; '.join(faults)}")
+    container = await create_as_asked(engine, spec.name, request)
     if await engine.path_kind(container, PRELOAD_FILE):
         raise RefusedError(
             f"cannot use image {spec.image}: it has {PRELOAD_FILE}", code="image_refused"

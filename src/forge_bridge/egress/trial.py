@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import anyio
 
+from forge_bridge.containers import create_as_asked
 from forge_bridge.egress.look import Address, look_around
 from forge_bridge.egress.networks import AgentNetwork, make_network, require_as_asked
 from forge_bridge.egress.way_out import READY_MS, Egress, open_egress
@@ -25,7 +26,6 @@ from forge_core.errors import EngineNotFound, EngineRefused, EngineTimedOut
 from forge_core.labels import Owner
 from forge_core.network_spec import AGENT_NETWORK, NetworkSpec, contains_egress
 from forge_core.ports import Engine
-from forge_core.read_back import read_back
 from forge_core.sandbox_spec import ContainerSpec, container_request
 from forge_core.squid_conf import UpstreamProxy
 from forge_core.subnet_pool import SPARE_SUBNETS, SubnetPool, gateway_address
@@ -157,10 +157,7 @@ class _TrialMaker:
 
     async def create_container(self, spec: ContainerSpec) -> str:
         request = container_request(spec, self.trial.hardening)
-        container = await self.engine.create_container(spec.name, request)
-        if faults := read_back(request, await self.engine.inspect_container(container)):
-            raise EngineRefused(f"cannot trust the engine with a container: {'; '.join(faults)}")
-        return container
+        return await create_as_asked(self.engine, spec.name, request)
 
     async def remove_container(self, container: str) -> None:
         await self.engine.remove_container(container)

@@ -22,11 +22,11 @@ from typing import Annotated, Final
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from forge_bridge.containers import create_as_asked
 from forge_bridge.images.pack_tooling import SHARED
 from forge_core.errors import EngineNotFound, EngineRefused, RefusedError
 from forge_core.labels import Owner
 from forge_core.ports import Attachment, Engine
-from forge_core.read_back import read_back
 from forge_core.sandbox_spec import (
     TOOLING_MOUNT,
     ContainerSpec,
@@ -210,11 +210,7 @@ class Tooling:
             mounts=mounts,
         )
         request = container_request(spec, self.hardening)
-        container = await self.engine.create_container(spec.name, request)
-        faults = read_back(request, await self.engine.inspect_container(container))
-        if faults:
-            raise EngineRefused(f"cannot trust the engine with a container: {'; '.join(faults)}")
-        return container
+        return await create_as_asked(self.engine, spec.name, request)
 
     async def _remove(self) -> None:
         for role in (PACK_ROLE, FILL_ROLE, LOOK_ROLE):

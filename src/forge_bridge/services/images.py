@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 
 import anyio
 
+from forge_bridge.containers import create_as_asked
 from forge_bridge.images.tooling import Tooling, ToolingTree
 from forge_bridge.services.container import (
     ServiceImage,
@@ -29,10 +30,9 @@ from forge_bridge.services.container import (
     source,
 )
 from forge_bridge.services.process import ServiceProcess
-from forge_core.errors import EngineNotFound, EngineRefused, ForgeError, RefusedError
+from forge_core.errors import EngineNotFound, ForgeError, RefusedError
 from forge_core.labels import Owner
 from forge_core.ports import Engine
-from forge_core.read_back import read_back
 from forge_core.redaction import Masker
 from forge_core.resources import ResourceVector
 from forge_core.sandbox_spec import PRELOAD_FILE, Hardening, container_request, image_faults
@@ -201,9 +201,7 @@ async def _run(
     orders: Callable[[], bytes],
     masker: Masker,
 ) -> str:
-    container = await engine.create_container(name, asked)
-    if faults := read_back(asked, await engine.inspect_container(container)):
-        raise EngineRefused(f"cannot trust the engine with a container: {'; '.join(faults)}")
+    container = await create_as_asked(engine, name, asked)
     if await engine.path_kind(container, PRELOAD_FILE):
         raise _denied(image.reference, f"it has {PRELOAD_FILE}")
     async with engine.attach(container) as stream:
