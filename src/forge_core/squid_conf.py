@@ -60,6 +60,11 @@ class UpstreamProxy:
     port: int
     login: str | None = None
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What nobody may be told: the login, and its password alone."""
+        return () if self.login is None else (self.login, self.login.partition(":")[2])
+
     def __repr__(self) -> str:
         return f"UpstreamProxy({self.host!r}, {self.port})"
 

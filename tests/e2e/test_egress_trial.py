@@ -25,7 +25,7 @@ from forge_core.errors import EngineRefused, RefusedError
 from forge_core.labels import PREFLIGHT, Owner, runner_filter
 from forge_core.network_spec import network_request
 from forge_core.sandbox_spec import ContainerSpec, Hardening
-from forge_core.squid_conf import squid_conf
+from forge_core.squid_conf import UpstreamProxy, squid_conf
 from forge_core.subnet_pool import SubnetPool
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
@@ -136,6 +136,23 @@ async def test_a_proxy_that_does_not_refuse_is_not_used(
     with pytest.raises(RefusedError) as refusal:
         await subject.egress().prove(subject.trial)
     assert said in str(refusal.value)
+
+
+async def test_a_proxy_that_prints_its_configuration_tells_no_login(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream = UpstreamProxy("192.0.2.1", 3128, "runner:s3cret word%")
+    monkeypatch.setattr(
+        way_out,
+        "squid_conf",
+        lambda *names, **more: squid_conf(*names, **more).replace(" parent 3128 ", " parent port "),
+    )
+    egress = EgressTrial(subject.image, POOL, unsigned, upstream)
+    with pytest.raises(RefusedError) as refusal:
+        await egress.prove(subject.trial)
+    assert "cache_peer 192.0.2.1 parent port" in str(refusal.value)
+    assert "login=runner:***" in str(refusal.value)
+    assert "s3cret" not in str(refusal.value)
 
 
 async def test_an_image_that_is_no_proxy_is_not_used(engine: BedEngine, subject: Subject) -> None:

@@ -10,6 +10,7 @@ from forge_bridge.egress.trust import MAX_CA_BYTES, require_certificates
 from forge_bridge.services.images import SignatureCheck
 from forge_bridge.settings import BridgeSettings
 from forge_core.errors import RefusedError
+from forge_core.redaction import MIN_SECRET
 from forge_core.squid_conf import UpstreamProxy
 from forge_edges.durable_file import on_disk
 from forge_edges.trusted_file import UntrustedFile, read_trusted_file
@@ -64,9 +65,11 @@ async def _login(path: Path) -> str:
         login = content.decode("utf-8").strip()
     except UnicodeDecodeError:
         login = ""
-    user, colon, _ = login.partition(":")
+    user, colon, password = login.partition(":")
     if not user or not colon or not login.isprintable():
         raise _unusable(variable, f"{path} does not hold user:password")
+    if len(password.strip()) < MIN_SECRET:
+        raise _unusable(variable, f"the password in {path} is too short to be masked")
     return login
 
 

@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from forge_core.errors import EngineRefused, EngineUnreachable, RefusedError
 from forge_core.network_spec import AGENT_NETWORK, EGRESS_NETWORK, NetworkSpec
 from forge_core.ports import Attachment, Engine
 from forge_core.read_back import endpoint_faults
+from forge_core.redaction import Masker, MaskStream
 from forge_core.sandbox_spec import PRELOAD_FILE, ContainerSpec, endpoint
 from forge_core.services import AGENT_ALIAS
 from forge_core.squid_conf import PROXY_PORT, UpstreamProxy, squid_conf
@@ -35,7 +37,7 @@ PROXY_CPU_MILLIS: Final = 1000
 PROXY_PIDS: Final = 8
 READY_MS: Final = 30_000
 EXIT_MS: Final = 10_000
-TAIL_BYTES: Final = 4_096
+TAIL_CHARACTERS: Final = 4_096
 TAIL_LINES: Final = 20
 
 _END: Final = "# end of the configuration"
@@ -80,6 +82,7 @@ async def open_egress(maker: Maker, egress: Egress) -> AsyncIterator[AgentNetwor
     inner = await maker.create_network(AGENT_NETWORK, is_internal=True)
     outer = await maker.create_network(EGRESS_NETWORK, is_internal=False)
     container = await _create_proxy(maker, egress, inner, outer)
+    masker = Masker(() if egress.upstream is None else egress.upstream.secrets)
     conf = squid_conf(
         egress.domains,
         listen_address=proxy_address(inner.subnet),
@@ -91,7 +94,7 @@ async def open_egress(maker: Maker, egress: Egress) -> AsyncIterator[AgentNetwor
         anyio.create_task_group() as tasks,
     ):
         await maker.engine.start_container(container)
-        tasks.start_soon(_hold, maker.engine, container, stream)
+        tasks.start_soon(_hold, maker.engine, container, stream, masker)
         with suppress(EngineUnreachable):  # it has ended, and what holds it says why
             await stream.send(f"{conf}{_END}\n".encode())
         network = AgentNetwork(
@@ -143,18 +146,21 @@ async def _create_proxy(
     return container
 
 
-async def _hold(engine: Engine, container: str, stream: Attachment) -> None:
-    """Keep the end of what the proxy prints until it ends, which it never should."""
-    tail = bytearray()
+async def _hold(engine: Engine, container: str, stream: Attachment, masker: Masker) -> None:
+    """Keep the end of what the proxy prints until it ends, which it never should.
+
+    :param masker: of the login: the proxy prints a line of its configuration that it dislikes.
+    """
+    tail, masking = "", defaultdict[int, MaskStream](masker.stream)
     while (piece := await stream.receive()) is not None:
-        tail += piece[1]
-        if len(tail) > TAIL_BYTES:
-            # Whole lines: of a secret that is cut in two, neither half would be masked.
-            end = tail.find(b"\n", len(tail) - TAIL_BYTES)
-            del tail[: end + 1 if end >= 0 else len(tail)]
+        channel, data = piece
+        # Masked before it is cut: of half a secret nobody knows that it is one.
+        masked = masking[channel].feed(data.decode("utf-8", "replace"))
+        tail = (tail + masked)[-TAIL_CHARACTERS:]
+    tail += "".join(one.end() for one in masking.values())
     # An engine that is killed ends the stream as well.
     status = await engine.wait_container(container, timeout_ms=EXIT_MS)
-    said = " | ".join(tail.decode("utf-8", "replace").splitlines()[-TAIL_LINES:])
+    said = " | ".join(tail.splitlines()[-TAIL_LINES:])
     raise RefusedError(
         f"the egress proxy ended with {status.exit_code}; its last words: {said or 'none'}",
         code=FailureCode.SERVICE_NOT_READY,
