@@ -76,7 +76,7 @@ class DockerCli:
             "HOME": str(self.directory),
             "LC_ALL": "C.UTF-8",
             "DOCKER_CONFIG": str(self.directory / "config"),
-            **self._endpoint_environment(),
+            **self._endpoint.environment,
         }
 
     async def run(
@@ -99,7 +99,7 @@ class DockerCli:
         operator = {
             **kept,
             "DOCKER_CONFIG": str(config_directory(self._operator)),
-            **self._endpoint_environment(),
+            **self._endpoint.environment,
         }
         return await self._run(("pull", "--quiet", reference), operator, timeout_ms, 1 << 20)
 
@@ -199,13 +199,3 @@ class DockerCli:
             raise RefusedError(
                 f"cannot make the builder's folder {self.directory}: {error}", code="path_refused"
             ) from error
-
-    def _endpoint_environment(self) -> dict[str, str]:
-        """``DOCKER_HOST``, and TLS as the CLI is told of it (docs.docker.com, *Protect access*)."""
-        environment = {"DOCKER_HOST": self._endpoint.host}
-        if (tls := self._endpoint.tls) is not None:
-            material = tls.ca or tls.certificate
-            assert material is not None, "an endpoint with TLS has material"
-            environment["DOCKER_CERT_PATH"] = str(Path(material).parent)
-            environment["DOCKER_TLS_VERIFY" if tls.verify else "DOCKER_TLS"] = "1"
-        return environment
