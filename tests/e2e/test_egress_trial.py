@@ -92,6 +92,28 @@ async def test_a_host_in_the_network_is_found_out(
     assert egress.image is None
 
 
+async def test_what_held_is_used_until_it_holds_no_more(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    egress, while_trying = subject.egress(), []
+    create = subject.trial.engine.create_network
+
+    async def watched(name: str, request: Mapping[str, Any]) -> str:
+        while_trying.append(egress.image)
+        return await create(name, request)
+
+    await egress.prove(subject.trial)
+    held = egress.image
+    monkeypatch.setattr(subject.trial.engine, "create_network", watched)
+    await egress.prove(subject.trial)
+    assert while_trying == [held, held]
+    assert held is not None
+    egress.reference = "squid@sha256:" + "0" * 64
+    with pytest.raises(RefusedError, match="the engine does not have it"):
+        await egress.prove(subject.trial)
+    assert egress.image is None
+
+
 async def test_an_engine_that_drops_an_option_is_found_out(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ class EgressTrial:
 
     :param pool: where its subnets come from.
     :param check_signature: raises RefusedError ``signature_invalid``.
-    :ivar image: what can be used as things are; changes with every :meth:`prove`.
+    :ivar image: what can be used as things are; changes at the end of every :meth:`prove`.
     """
 
     reference: str
@@ -63,7 +63,15 @@ class EgressTrial:
 
         :raises ForgeError: it does not hold, or it could not be tried.
         """
-        self.image = None
+        image = None
+        try:
+            image, evidence = await self._try(trial)
+            return evidence
+        finally:
+            # Until then, what was admitted on the strength of the last trial may still start.
+            self.image = image
+
+    async def _try(self, trial: Trial) -> tuple[ServiceImage, str]:
         await _require_containment(trial.engine)
         image = await fit_image(trial.engine, self.reference)
         if not self._signed:
@@ -72,9 +80,7 @@ class EgressTrial:
         maker = _TrialMaker(trial, SubnetPool(self.pool))
         try:
             with first_error(), anyio.move_on_after(TRIAL_S):
-                evidence = await self._look(maker, image)
-                self.image = image
-                return evidence
+                return image, await self._look(maker, image)
             raise EngineTimedOut(f"cannot try the egress proxy in {TRIAL_S:.0f} s")
         finally:
             with anyio.move_on_after(CLEAN_UP_S, shield=True):
