@@ -7,7 +7,7 @@ method may raise the errors of :mod:`forge_core.errors` and nothing else that is
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from forge_core.errors import RefusedError
@@ -53,7 +53,6 @@ class BuildRequest:
     :param dockerfile: its path in the context.
     :param sources: every external image that may be used, pinned by digest; the builder refuses
         all others, and everything that it would fetch by itself (``ADD`` of a URL or of git).
-    :param build_contexts: named contexts (``FROM name``), to a local image reference each.
     :param network: whether ``RUN`` has one (B-32).
     """
 
@@ -63,7 +62,6 @@ class BuildRequest:
     labels: Mapping[str, str]
     timeout_ms: int
     network: bool = False
-    build_contexts: Mapping[str, str] = field(default_factory=dict)
 
 
 class ImageNotBuilt(RefusedError):  # noqa: N818 - says what is the case

@@ -282,8 +282,8 @@ class BuildxBuilder:
 
     async def _sources(self, request: BuildRequest) -> Sources:
         if self._container is None:
-            return in_engine(request.sources, request.build_contexts)
-        return await self._layouts.sources(request.sources, request.build_contexts)
+            return in_engine(request.sources)
+        return await self._layouts.sources(request.sources)
 
     async def _failure(self, what: str, output: Output, exit_code: int) -> ForgeError:
         if self._container is not None and not await self._container.is_running():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -69,12 +69,9 @@ async def fetch(engine: Engine, cli: DockerCli, reference: str) -> None:
         ) from None
 
 
-def in_engine(sources: Sequence[str], contexts: Mapping[str, str]) -> Sources:
+def in_engine(sources: Sequence[str]) -> Sources:
     """For the engine's own builder: it looks into the engine's store by itself."""
-    arguments = [f"--build-context={n}=docker-image://{r}" for n, r in contexts.items()]
-    references = (*sources, *contexts.values())
-    identifiers = (one for reference in references for one in image_identifiers(reference))
-    return Sources(tuple(arguments), tuple(identifiers))
+    return Sources((), tuple(one for source in sources for one in image_identifiers(source)))
 
 
 class Layouts:
@@ -89,18 +86,17 @@ class Layouts:
         self._folder = cli.directory / "layouts"
         self._one_at_a_time = anyio.Lock()
 
-    async def sources(self, sources: Sequence[str], contexts: Mapping[str, str]) -> Sources:
+    async def sources(self, sources: Sequence[str]) -> Sources:
         """All that a build may take.
 
         :raises RefusedError: the engine gives no layout, or that of another image.
         """
         arguments: list[str] = []
         identifiers: list[str] = []
-        named = {source: without_tag(source) for source in sources} | dict(contexts)
-        for name, reference in named.items():
-            layout, digest = await self._layout(reference)
-            arguments.append(f"--build-context={name}=oci-layout://{layout}@{digest}")
-            identifiers += layout_identifiers(name, digest)
+        for source in dict.fromkeys(sources):
+            layout, digest = await self._layout(without_tag(source))
+            arguments.append(f"--build-context={source}=oci-layout://{layout}@{digest}")
+            identifiers += layout_identifiers(source, digest)
         return Sources(tuple(arguments), tuple(identifiers))
 
     async def clear(self) -> None:

@@ -23,6 +23,7 @@ from forge_edges.process import Bounds, Outcome, ProcessTimedOut, first_failure,
 
 UNUSABLE: Final = "builder_unusable"
 COMMAND_TIMEOUT_MS: Final = 60_000
+MAX_OUTPUT_BYTES: Final = 1 << 20
 LAUNCHER_MS: Final = 15_000
 """The launcher kills what is below it until nothing is left, and gives up before."""
 
@@ -80,18 +81,14 @@ class DockerCli:
         }
 
     async def run(
-        self,
-        arguments: Sequence[str | Path],
-        *,
-        timeout_ms: int = COMMAND_TIMEOUT_MS,
-        max_bytes: int = 1 << 20,
+        self, arguments: Sequence[str | Path], *, timeout_ms: int = COMMAND_TIMEOUT_MS
     ) -> Outcome:
         """One short command; a non-zero status is an answer.
 
         :raises RefusedError: it cannot be run, or says far too much.
         :raises EngineTimedOut: it did not end in time.
         """
-        return await self._run(arguments, self.environment, timeout_ms, max_bytes)
+        return await self._run(arguments, self.environment, timeout_ms)
 
     async def pull(self, reference: str, *, timeout_ms: int) -> Outcome:
         """Let the engine fetch an image, with the operator's credentials and helpers."""
@@ -101,7 +98,7 @@ class DockerCli:
             "DOCKER_CONFIG": str(config_directory(self._operator)),
             **self._endpoint.environment,
         }
-        return await self._run(("pull", "--quiet", reference), operator, timeout_ms, 1 << 20)
+        return await self._run(("pull", "--quiet", reference), operator, timeout_ms)
 
     async def save(self, reference: str, directory: Path, *, timeout_ms: int) -> None:
         """Unpack an image of the engine's as an OCI image layout (Engine 25 and later).
@@ -165,14 +162,13 @@ class DockerCli:
         arguments: Sequence[str | Path],
         environment: Mapping[str, str],
         timeout_ms: int,
-        max_bytes: int,
     ) -> Outcome:
         try:
             return await run(
                 [self._docker, *arguments],
                 env=environment,
                 cwd=self.directory,
-                bounds=Bounds(timeout_ms, stdout_bytes=max_bytes),
+                bounds=Bounds(timeout_ms, stdout_bytes=MAX_OUTPUT_BYTES),
             )
         except ProcessTimedOut as error:
             words = " ".join(map(str, arguments[:2]))
