@@ -204,7 +204,7 @@ def departure(offer: Offer, start: Start) -> str | None:
         return f"publication mode {mode} is not {agreed.publication_mode}, as offered"
     if mode is PublicationMode.BRIDGE_PUSH and start.publication.handle is None:
         return f"publication mode {mode} comes without a handle"
-    if set(start.services) != set(agreed.services):
+    if len(start.services) != len(agreed.services) or set(start.services) != set(agreed.services):
         names = ", ".join(service.name for service in start.services) or "none"
         return f"services ({names}) are not those of the offer"
     return None

@@ -87,6 +87,7 @@ def test_an_approved_commit_is_neither_dropped_nor_brought() -> None:
         ({"publication": {"mode": "shared_filesystem"}}, "shared_filesystem"),
         ({"services": SERVICES[:1]}, "postgres"),
         ({"services": []}, "none"),
+        ({"services": [*SERVICES, SERVICES[1]]}, "postgres, redis, redis"),
         ({"services": [{"name": "postgres", "version": "17"}, {"name": "redis"}]}, "postgres"),
     ],
 )
