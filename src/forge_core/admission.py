@@ -178,11 +178,12 @@ class Admission:
         )
         return Verdict(runtime=Runtime.HOST)
 
-    def hold_degraded(self, key: Key, resources: ResourceVector) -> None:
+    def hold_degraded(self, key: Key, resources: ResourceVector, runtime: Runtime) -> None:
         """Something of an older instance resisted removal: its capacity stays taken."""
         if key not in self._reservations:
-            reservation = Reservation(key, "", resources, ReservationState.DEGRADED, 0)
-            self._hold(reservation, MOST_NETWORKS)
+            degraded = ReservationState.DEGRADED
+            networks = MOST_NETWORKS if runtime is Runtime.DOCKER else 0
+            self._hold(Reservation(key, "", resources, degraded, 0, runtime), networks)
 
     def hold_orphaned(self, key: Key, capacity: ResourceCapacity) -> None:
         """Something resists that no ledger accounts for: it may use all there is.

@@ -192,9 +192,9 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.twin.held.append((key, "", resources, ReservationState.DEGRADED, 0))
             self.twin.ever_held.add(key)
             self.twin.seen[key[0]] = max(key[1], self.twin.seen.get(key[0], 0))
-            self.admission.hold_degraded(key, resources)
+            self.admission.hold_degraded(key, resources, Runtime.DOCKER)
         else:
-            self.admission.hold_degraded(key, ResourceVector(slots=9))
+            self.admission.hold_degraded(key, ResourceVector(slots=9), Runtime.DOCKER)
         return key
 
     @rule(draining=st.booleans())
@@ -469,7 +469,11 @@ def test_networks_are_promised_as_long_as_there_are_any() -> None:
     admission.free(("a-1", 1))
     admission.free(("a-1", 1))
     assert admission.subnets.free == 2
-    admission.hold_degraded(("a-4", 1), ResourceVector(slots=1))
+    admission.hold_degraded(("a-0", 1), ResourceVector(slots=1), Runtime.HOST)
+    assert admission.reservations["a-0", 1].runtime is Runtime.HOST
+    assert admission.subnets.free == 2
+    admission.free(("a-0", 1))
+    admission.hold_degraded(("a-4", 1), ResourceVector(slots=1), Runtime.DOCKER)
     assert admission.subnets.free == 0
     admission.free(("a-4", 1))
     assert admission.decide(offered("o-5", "a-5", requirements=listed), facts, 0).accepted

@@ -66,7 +66,9 @@ class AdmissionPlayer:
                 admission.free((words.bare[0], int(words.bare[1])))
             case "left-over":
                 key = (words.bare[0], int(words.bare[1]))
-                admission.hold_degraded(key, ResourceVector(slots=1, memory_bytes=1 << 30))
+                admission.hold_degraded(
+                    key, ResourceVector(slots=1, memory_bytes=1 << 30), Runtime.DOCKER
+                )
             case "runner":
                 self.facts = replace(self.facts, **{flag: flag in words.bare for flag in FLAGS})
                 runtimes = FACTS.runtimes if "no_docker" not in words.bare else frozenset()

@@ -103,7 +103,7 @@ async def _take_up(runner: Runner, ledgers: OldLedgers, old: StoredLedger) -> At
     if resources is None:
         runner.admission.hold_orphaned(attempt.key, runner.capacity)
     else:
-        runner.admission.hold_degraded(attempt.key, resources)
+        runner.admission.hold_degraded(attempt.key, resources, attempt.runtime)
     run = AttemptRun(runner, attempt, ledger)
     run.records.extend(records)
     runner.attempts[attempt.key] = run
