@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from forge_core.errors import RefusedError
 
@@ -140,6 +140,10 @@ class GateRefused(RefusedError):  # noqa: N818 - says what is the case
     def __init__(self, message: str, *, gate: str, evidence: Sequence[Evidence] = ()) -> None:
         super().__init__(message, code="image_policy_denied", field=gate)
         self.evidence = tuple(evidence)
+
+
+DEDICATED_BUILDER: Final = "dedicatedBuilder"
+"""Of :attr:`BuiltImage.parameters`: True where a BuildKit of its own has built."""
 
 
 @dataclass(frozen=True, slots=True)

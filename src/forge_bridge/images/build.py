@@ -27,7 +27,6 @@ from forge_core.contract import CONTRACT_PATH, DOCKERFILE_PATH
 from forge_core.errors import ForgeError, RefusedError
 from forge_core.image_names import ImageIdentity
 from forge_core.image_ports import (
-    BuilderFacts,
     BuildRequest,
     BuiltImage,
     Evidence,
@@ -91,7 +90,6 @@ class Build:
     recipe: Recipe
     identity: ImageIdentity
     parameters: Mapping[str, object]
-    facts: BuilderFacts
     builder: ImageBuilder
     gates: ImageGates
     records: ImageRecords
@@ -164,7 +162,6 @@ class Build:
                 "contract": CONTRACT_PATH,
                 "dockerfile": DOCKERFILE_PATH,
                 "contextDigest": recipe.context_id,
-                "dedicatedBuilder": self.facts.dedicated,
             },
             started_at=started_at,
             finished_at=finished_at,

@@ -30,7 +30,13 @@ from forge_bridge import __version__
 from forge_bridge.images.policy_file import load_policy
 from forge_core.bill_of_materials import read_bill
 from forge_core.errors import RefusedError
-from forge_core.image_ports import BuiltImage, Evidence, GateRefused, SignatureVerifier
+from forge_core.image_ports import (
+    DEDICATED_BUILDER,
+    BuiltImage,
+    Evidence,
+    GateRefused,
+    SignatureVerifier,
+)
 from forge_core.provenance import (
     PROVENANCE_NAME,
     BuildPlatform,
@@ -47,8 +53,6 @@ VULNERABILITIES: Final = "vulnerabilities"
 PROVENANCE: Final = "provenance"
 BILL_NAME: Final = "sbom.spdx.json"
 REPORT_NAME: Final = "vulnerabilities.json"
-DEDICATED_BUILDER: Final = "dedicatedBuilder"
-"""Of :attr:`BuiltImage.parameters`: True where a BuildKit of its own has built."""
 
 T = TypeVar("T")
 logger = structlog.get_logger(__name__)

@@ -25,6 +25,7 @@ from forge_core.errors import DiskUnusable, EngineNotFound, RefusedError
 from forge_core.image_key import ImageInputs, image_key
 from forge_core.image_names import ImageIdentity
 from forge_core.image_ports import (
+    DEDICATED_BUILDER,
     BuilderFacts,
     BuildLimits,
     ImageBuilder,
@@ -180,11 +181,11 @@ class ImagePipeline:
             identity,
             parameters={
                 "builder": facts.identity,
+                DEDICATED_BUILDER: facts.dedicated,
                 "limits": asdict(self.limits),
                 "network": self.network,
                 "toolingImage": context.settings.tooling_image,
             },
-            facts=facts,
             builder=self.builder,
             gates=self.gates,
             records=self.records,
