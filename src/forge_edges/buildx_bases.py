@@ -20,10 +20,10 @@ import structlog
 from forge_core.errors import EngineNotFound, EngineOutOfDisk, RefusedError
 from forge_core.image_ports import ImageNotBuilt
 from forge_core.ports import Engine
-from forge_core.sandbox_spec import require_pinned
+from forge_core.sandbox_spec import require_pinned, without_tag
 from forge_edges.buildx_cli import UNUSABLE, DockerCli
 from forge_edges.buildx_outcome import NO_SPACE
-from forge_edges.buildx_policy import image_identifiers, layout_identifiers, without_tag
+from forge_edges.buildx_policy import image_identifiers, layout_identifiers
 
 FETCH_MS: Final = 10 * 60_000
 EXPORT_MS: Final = 5 * 60_000

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from forge_core.sandbox_spec import without_tag
+
 DOCKER_HUB: Final = "docker.io"
 _OLD_DOCKER_HUB: Final = "index.docker.io"
 CONTEXT: Final = "http://buildkit-session/*"
@@ -49,11 +51,9 @@ def layout_identifiers(reference: str, digest: str) -> tuple[str, ...]:
 def _names(reference: str) -> tuple[str, ...]:
     """The full name, with its tag and without; a tag beside a digest decides nothing."""
     full = canonical(reference)
-    name, at, digest = full.partition("@")
-    untagged = without_tag(name)
-    if at:
-        return tuple(dict.fromkeys((full, f"{untagged}@{digest}")))
-    return (name,) if name != untagged else (name, f"{name}:latest")
+    if "@" in full:
+        return tuple(dict.fromkeys((full, without_tag(full))))
+    return (full, f"{full}:latest") if full == repository_of(full) else (full,)
 
 
 def canonical(reference: str) -> str:
@@ -68,8 +68,7 @@ def canonical(reference: str) -> str:
     return f"{first}/{rest}"
 
 
-def without_tag(reference: str) -> str:
-    """``name`` or ``name@digest``: the engine knows a pinned image by these alone."""
-    name, at, digest = reference.partition("@")
-    head, slash, last = name.rpartition("/")
-    return f"{head}{slash}{last.partition(':')[0]}{at}{digest}"
+def repository_of(reference: str) -> str:
+    """The full name without tag and digest."""
+    head, slash, last = canonical(reference.partition("@")[0]).rpartition("/")
+    return f"{head}{slash}{last.partition(':')[0]}"

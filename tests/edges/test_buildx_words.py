@@ -9,6 +9,7 @@ import pytest
 from forge_core.errors import EngineOutOfDisk, EngineUnreachable, RefusedError
 from forge_core.image_ports import BuildLimits, BuildRequest, ImageNotBuilt
 from forge_core.labels import BUILDER, Owner
+from forge_core.sandbox_spec import without_tag
 from forge_edges.buildx_cli import DockerCli
 from forge_edges.buildx_container import builder_request, differences, inside_faults
 from forge_edges.buildx_outcome import KEPT_BYTES, Output, failure
@@ -20,7 +21,6 @@ from forge_edges.buildx_policy import (
     image_identifiers,
     layout_identifiers,
     source_policy,
-    without_tag,
 )
 from forge_edges.buildx_probe import keeps_policies
 from forge_edges.buildx_run import build_arguments

@@ -7,10 +7,9 @@ from typing import Final
 from urllib.parse import unquote
 
 from forge_core.errors import RefusedError
-from forge_core.sandbox_spec import require_pinned
+from forge_core.sandbox_spec import require_pinned, without_tag
 
 _MAX_REFERENCE_CHARACTERS: Final = 512
-_TAG: Final = re.compile(r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}(?=@)")
 _SCP_ADDRESS: Final = re.compile(r"[A-Za-z0-9_-]+@[A-Za-z0-9.-]+:")
 
 
@@ -22,7 +21,7 @@ def is_pinned(reference: str) -> bool:
     if len(reference) > _MAX_REFERENCE_CHARACTERS or "@" not in reference:
         return False
     try:
-        require_pinned(_TAG.sub("", reference), field_name="image")
+        require_pinned(without_tag(reference), field_name="image")
     except RefusedError:
         return False
     return True
