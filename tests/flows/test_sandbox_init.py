@@ -23,6 +23,7 @@ from forge_core.contract import CONTRACT_PATH, DOCKERFILE_PATH, Contract, read_c
 from forge_core.dockerfile import analyse_dockerfile
 from forge_core.dockerignore import IGNORE_PATHS, Ignore
 from forge_core.errors import DiskUnusable, RefusedError
+from forge_edges.buildx_policy import DOCKER_HUB
 
 pytestmark = pytest.mark.requirement("B-41")
 
@@ -293,7 +294,14 @@ class OneImage:
 
 @pytest.mark.parametrize(
     ("image", "number"),
-    [("python:3.12", 1), ("python", 1), ("mirror.example:5000/python", 0), ("5e1f", 0)],
+    [
+        ("python:3.12", 1),
+        ("python", 1),
+        (f"{DOCKER_HUB}/python", 1),
+        (f"{DOCKER_HUB}/library/python:3.12", 1),
+        ("mirror.example:5000/python", 0),
+        ("5e1f", 0),
+    ],
 )
 async def test_of_several_registries_the_named_one_counts(image: str, number: int) -> None:
     digests = (f"mirror.example:5000/python@sha256:{'a' * 64}", f"python@sha256:{'b' * 64}")

@@ -8,6 +8,7 @@ from forge_core.dockerfile import sources
 from forge_core.errors import EngineNotFound, RefusedError
 from forge_core.ports import Engine
 from forge_core.sandbox_spec import require_pinned
+from forge_edges.buildx_policy import repository_of
 
 _OPTION: Final = "--base"
 
@@ -36,8 +37,7 @@ async def pinned_base(engine: Engine, image: str) -> str:
             image, f"the engine does not have it; docker pull {image}, or write it with its digest"
         ) from None
     digests = [str(digest) for digest in inspected.get("RepoDigests") or ()]
-    repository = image.rpartition(":")[0] if ":" in image.rpartition("/")[2] else image
-    named = [digest for digest in digests if digest.partition("@")[0] == repository]
+    named = [digest for digest in digests if repository_of(digest) == repository_of(image)]
     if not digests:
         raise _unusable(image, "it came from no registry, so no other engine could find it")
     return require_pinned((named or digests)[0], field_name=_OPTION)
