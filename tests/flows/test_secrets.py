@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,12 @@ from bridge_parts import KEY, memory_bridge, real_bridge, wait_for
 from scripted_hub import HubException
 
 from engines import Engine
+from forge_bridge.sandbox import stage
+from forge_bridge.sandbox.place import InContainers
+from forge_bridge.sandbox.services import Services
+from forge_core.redaction import MAX_SECRETS, Masker
+from forge_core.resources import ResourceVector
+from forge_core.wire.from_hub import Start
 
 SECRET = "s3cret-with-many-words-in-it"
 
@@ -80,8 +88,20 @@ async def test_the_bridge_lets_go_of_a_secret_when_the_attempt_has_ended(
         {"accepted": True, "secrets": {"": SECRET}},
         {"accepted": True, "secrets": {"NUL": SECRET + "\0"}},
         {"accepted": True, "secrets": {f"S{n}": SECRET for n in range(1_025)}},
+        {"accepted": True, "secrets": {"LONG": SECRET, "LONGER": "s" * MAX_SECRETS}},
     ],
-    ids=["no", "error", "null", "array", "number", "equals", "nameless", "nul", "too many"],
+    ids=[
+        "no",
+        "error",
+        "null",
+        "array",
+        "number",
+        "equals",
+        "nameless",
+        "nul",
+        "too many",
+        "too large",
+    ],
 )
 async def test_an_answer_that_is_no_grant_fails_the_attempt_by_name(
     tmp_path: Path, answer: object
@@ -92,6 +112,44 @@ async def test_an_answer_that_is_no_grant_fails_the_attempt_by_name(
         result = await bridge.hub.over(await bridge.run("true", secretGrants=["handle"]))
         assert (result["outcome"], result["failureCode"]) == ("failed", "secret_grant_denied")
         assert len(bridge.hub.of("RedeemSecretGrant")) == 1
+
+
+@pytest.mark.requirement("B-60")
+async def test_the_event_loop_goes_on_while_the_forms_of_secrets_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_in: list[threading.Thread] = []
+
+    def make(secrets: Iterable[str]) -> Masker:
+        made_in.append(threading.current_thread())
+        return Masker(secrets)
+
+    monkeypatch.setattr(stage, "Masker", make)
+    async with memory_bridge(tmp_path) as bridge:
+        bridge.secrets.add(SECRET)
+        bridge.hub.answers["RedeemSecretGrant"] = granted(KEY=SECRET)
+        await bridge.hub.over(await bridge.run("true", secretGrants=["handle"]))
+    assert made_in[0] is not threading.current_thread()
+
+
+@pytest.mark.requirement("B-60", "B-55")
+async def test_no_room_for_the_passwords_of_services_is_told_as_what_it_is(tmp_path: Path) -> None:
+    async with memory_bridge(tmp_path) as bridge:
+        attempt_id = await bridge.run("wait")
+        run, sandbox = bridge.runner.attempts[attempt_id, 1], bridge.runner.sandbox
+        offer = bridge.offer(attempt_id)
+        start = Start.model_validate(bridge.start(offer, services=[{"name": "redis"}]))
+        resources = ResourceVector(slots=1, pids=512, memory_bytes=1 << 30, cpu_millis=2000)
+        assert sandbox is not None
+        engine = bridge.runner.engine
+        place = InContainers(engine)
+        context = stage.StageContext(run, start, resources, engine, sandbox, place)
+        context.secrets = {"LONG": "s" * MAX_SECRETS}
+        with pytest.raises(stage.StageFailed, match="cannot mask secrets") as failed:
+            await Services().start(context, bridge.runner.tasks)
+        assert failed.value.code == "secret_grant_denied"
+        bridge.hub.send("Cancel", {"attemptId": attempt_id, "fence": 1, "reason": "enough"})
+        await bridge.hub.over(attempt_id)
 
 
 @pytest.mark.requirement("B-60", "B-07")

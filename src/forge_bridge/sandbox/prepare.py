@@ -6,8 +6,7 @@ from typing import Final
 
 from forge_bridge.sandbox.grants import redeem
 from forge_bridge.sandbox.stage import StageContext, StageFailed
-from forge_core.errors import ForgeError, RefusedError
-from forge_core.redaction import Masker
+from forge_core.errors import ForgeError
 from forge_core.wire.codes import EventType, FailureCode, WarningCode
 from forge_core.wire.events import SecretsRedeemed, Warning_
 from forge_core.wire.from_bridge import RedeemSecretGrant, SecretGrantAck
@@ -27,10 +26,7 @@ async def _redeem_secrets(context: StageContext) -> None:
         secrets.update(await _redeem(context, handle))
     if len(secrets) > MAX_SECRETS:
         raise _denied(f"there are {len(secrets)}, {MAX_SECRETS} is the most")
-    try:
-        context.run.masker = Masker(secrets.values())
-    except RefusedError as error:
-        raise _denied(str(error)) from error
+    await context.mask(secrets.values())
     context.secrets = secrets
     if not secrets:
         return

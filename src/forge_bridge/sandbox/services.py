@@ -28,7 +28,6 @@ from forge_bridge.services.images import fit_image
 from forge_bridge.services.process import ServiceProcess
 from forge_core.attempt_events import StageEntered
 from forge_core.errors import EngineTimedOut
-from forge_core.redaction import Masker
 from forge_core.resources import ResourceVector
 from forge_core.services import (
     CATALOGUE,
@@ -54,7 +53,8 @@ class Services:
         """Return once all of them are ready; from here on the agent's resources are the rest.
 
         :param tasks: watches them; the end of one is a failure of the attempt.
-        :raises StageFailed: ``service_not_ready``, ``image_policy_denied``, ``contract_invalid``.
+        :raises StageFailed: ``service_not_ready``, ``image_policy_denied``, ``contract_invalid``,
+            ``secret_grant_denied``.
         """
         names = [service.name for service in context.start.services]
         if not names:
@@ -63,7 +63,7 @@ class Services:
         shares = share_out(context.resources, names)
         context.resources = shares.agent
         passwords = {name: context.runner.clock.new_id() for name in names}
-        context.run.masker = Masker((*context.secrets.values(), *passwords.values()))
+        await context.mask((*context.secrets.values(), *passwords.values()))
         tooling = await _tooling(context)
         with first_error():
             async with anyio.create_task_group() as starting:

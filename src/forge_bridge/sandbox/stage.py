@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 
 from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.egress.networks import AgentNetwork, make_network, require_as_asked
@@ -133,6 +134,17 @@ class StageContext:
     def owner(self) -> Owner:
         """Whose everything is."""
         return self.run.state.owner
+
+    async def mask(self, secrets: Iterable[str]) -> None:
+        """From here on, these and no others are masked in everything that leaves.
+
+        :raises StageFailed: ``secret_grant_denied``: they are too large.
+        """
+        try:
+            # In a worker thread: a megabyte takes seconds, and the event loop keeps leases.
+            self.run.masker = await anyio.to_thread.run_sync(Masker, tuple(secrets))
+        except RefusedError as error:
+            raise StageFailed(FailureCode.SECRET_GRANT_DENIED, str(error)) from error
 
     def forget_secrets(self) -> None:
         """Nothing runs any more: from here on no object of ours holds a secret.
