@@ -44,18 +44,20 @@ async def _find_out(board: Board, key: Key, limiter: anyio.CapacityLimiter) -> N
     clock, errors = board.clock, 0
     until_ms = clock.now_ms() + board.timing.publish_ttl_ms
     try:
-        while errors < MAX_ERRORS:
+        while True:
             may_still_come = clock.now_ms() < until_ms
             try:
+                if errors == MAX_ERRORS:
+                    await _give_up(board, key)
+                    return
                 if await _is_settled(board, key, limiter, may_still_come=may_still_come):
                     return
                 pause_ms = PAUSE_MS
             except ForgeError as error:
-                errors += 1
+                errors = min(errors + 1, MAX_ERRORS)
                 pause_ms = min(MAX_PAUSE_MS, PAUSE_MS << errors)
                 _log.warning("remotes.in_vain", attempt_id=key[0], fence=key[1], error=str(error))
             await clock.sleep_until_ms(clock.now_ms() + pause_ms)
-        await _give_up(board, key)
     finally:
         board.looks.done(key)
 
@@ -96,8 +98,8 @@ async def _look(board: Board, subject: Subject) -> Seen:
 
 async def _give_up(board: Board, key: Key) -> None:
     now = board.clock.utc()
-    _log.error("remotes.given_up", attempt_id=key[0], fence=key[1])
     subject = await board.database.read(lambda c: publications.subject_of(c, key))
     await board.database.write(lambda c: publications.give_up(c, key, now=now))
+    _log.error("remotes.given_up", attempt_id=key[0], fence=key[1])
     if subject is not None:
         board.changed(subject.session_id)
