@@ -15,7 +15,10 @@ from alembic.config import Config
 from grant_parts import PUSHES, make_sources, private_file, publish_request, pushing_bridge
 from scripted_bridge import ScriptedBridge, Stage, on_stage
 from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
 
+from forge_hub.dispatch import publications, remotes
 from forge_hub.store import migrations
 from forge_hub.store.database import open_database
 from git_server import PASSWORD, USERNAME, GitServer, git, git_server
@@ -239,6 +242,19 @@ def _config(connection: Connection) -> Config:
     return config
 
 
+async def test_a_runner_that_learns_what_came_of_its_push_settles_the_session(
+    remote: Remote, database_url: str
+) -> None:
+    async with on_stage(database_url, **remote.settings) as stage:
+        push = await pushing(stage, remote, retries=3)
+        assert await push.publication(remote, "unknown") == PERSISTED
+        await stopped(push)
+        assert (await stage.session(push.session_id))["state"] == "settling"
+        assert await push.publication(remote, "pushed") == PERSISTED
+        shown = await stage.session(push.session_id)
+        assert (shown["state"], shown["publication"]["source"]) == ("succeeded", "runner")
+
+
 # -- what the hub finds out ------------------------------------------------------------------------
 
 
@@ -376,6 +392,50 @@ async def test_a_remote_that_stays_away_ends_the_session_without_another_try(
         assert shown["publication"]["outcome"] == "unknown"
         await push.bridge.answered()
         assert push.bridge.waiting("Offer") == []
+
+
+async def test_a_database_that_is_away_when_the_hub_gives_up_is_waited_for(
+    remote: Remote, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_up, away = publications.give_up, [True]
+
+    def give_up_later(*args: Any, **kwargs: Any) -> None:
+        if away:
+            away.pop()
+            raise OperationalError("UPDATE", None, Exception("the server closed the connection"))
+        give_up(*args, **kwargs)
+
+    monkeypatch.setattr(publications, "give_up", give_up_later)
+    async with on_stage(sqlite_url, **remote.settings) as stage:
+        push = await pushing(stage, remote)
+        remote.file.unlink()
+        assert await push.publication(remote, "unknown") == PERSISTED
+        await stopped(push)
+        async with as_time_goes_by(stage):
+            shown = await stage.until(push.session_id, lambda s: s["state"] != "settling")
+    assert not away
+    assert (shown["state"], shown["failureCode"]) == ("failed", "bridge_stopped")
+
+
+async def test_the_hub_looks_again_when_a_result_comes_after_it_gave_up(
+    remote: Remote, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remotes, "MAX_ERRORS", 1)
+    credential = remote.file.read_text()
+    async with on_stage(sqlite_url, **remote.settings) as stage:
+        push = await pushing(stage, remote)
+        remote.file.unlink()
+        with capture_logs() as said:
+            assert await push.publication(remote, "unknown") == PERSISTED
+            async with as_time_goes_by(stage):
+                await stage.until(
+                    push.session_id, lambda _: any("given_up" in line["event"] for line in said)
+                )
+        private_file(remote.file, credential)
+        remote.move(remote.result_commit)
+        await stopped(push)
+        shown = await stage.until(push.session_id, lambda s: s["state"] != "settling")
+    assert (shown["state"], shown["publication"]["outcome"]) == ("succeeded", "pushed")
 
 
 async def test_a_session_that_is_being_settled_can_be_cancelled(

@@ -36,18 +36,22 @@ async def take_result(board: Board, runner: LiveRunner, message: SubmitDispatchR
     A higher revision replaces a lower one; outcome and failure code never change.
     """
     now = board.clock.utc()
-    ack, session_id = await board.database.write(
+    ack, row = await board.database.write(
         lambda connection: _keep_result(connection, runner, message, now)
     )
-    if session_id is not None:
-        board.forget((message.attempt_id, message.fence))
-        board.changed(session_id)
+    if row is not None:
+        key = (message.attempt_id, message.fence)
+        board.forget(key)
+        if row["publication"] == PublicationOutcome.UNKNOWN:  # whoever looked may have given up
+            board.looks.add(key)
+        board.changed(row["session_id"])
     return ack
 
 
 def _keep_result(
     connection: Connection, runner: LiveRunner, message: SubmitDispatchResult, now: str
-) -> tuple[ReplayAck, str | None]:
+) -> tuple[ReplayAck, RowMapping | None]:
+    """The answer, and the dispatch as it was if this is new."""
     key = (message.attempt_id, message.fence)
     row = dispatches.find(connection, *key)
     refusal = mismatch(row, runner, message.resource_runner_instance_id)
@@ -75,7 +79,7 @@ def _keep_result(
             and grants.publication_of(connection, *key) is not None,
             now=now,
         )
-    return ReplayAck(accepted=True, disposition=Disposition.PERSISTED), row["session_id"]
+    return ReplayAck(accepted=True, disposition=Disposition.PERSISTED), row
 
 
 async def cancel(board: Board, session_id: str, reason: str) -> None:

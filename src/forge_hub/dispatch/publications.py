@@ -71,6 +71,7 @@ def _keep(
         return rejected(Reason.OUTCOME_CHANGED, f"it is {row['publication']} already"), None
     source = PublicationSource.RUNNER
     evidence.add_publication(connection, grant, message.outcome, source, now=now)
+    _go_on(connection, row, publication=message.outcome, may_retry=True, now=now)
     return ReplayAck(accepted=True, disposition=Disposition.PERSISTED), row["session_id"]
 
 
