@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -96,6 +97,44 @@ async def test_a_damaged_record_is_set_aside_and_the_others_are_kept(
     await again.load()
     assert again.images == {OTHER: other}
     assert (tmp_path / f"{KEY}.suspect").read_bytes() == content
+
+
+@pytest.mark.requirement("B-27")
+async def test_a_record_that_the_disk_does_not_give_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = ImageIndex(tmp_path)
+    await index.put(IMAGE)
+    other = CachedImage(OTHER, IMAGE.image_id, "project", 1, 1)
+    await index.put(other)
+    real_open = os.open
+
+    def faulty(path: Path, *arguments: int) -> int:
+        if path == tmp_path / f"{KEY}.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real_open(path, *arguments)
+
+    monkeypatch.setattr(os, "open", faulty)
+    await index.load()
+    assert index.images == {OTHER: other}
+    monkeypatch.undo()
+    await index.load()
+    assert index.images == {KEY: IMAGE, OTHER: other}, "the next start has it again"
+
+
+@pytest.mark.requirement("B-27")
+async def test_a_damaged_record_that_cannot_be_set_aside_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{KEY}.json").write_bytes(b"")
+
+    def read_only(self: Path, _target: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+
+    monkeypatch.setattr(Path, "replace", read_only)
+    index = ImageIndex(tmp_path)
+    await index.load()
+    assert index.images == {}
 
 
 async def test_one_flipped_bit_is_noticed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from forge_edges.durable_file import disk_errors
+from forge_edges.durable_file import disk_errors, sync_directory
 
 _DAY_S: Final = 86_400
 
@@ -18,6 +18,20 @@ class Bound:
 
     max_files: int
     max_age_days: int
+
+
+SUSPECTS: Final = Bound(max_files=200, max_age_days=30)
+"""Of the ``*.suspect`` files of one directory."""
+
+
+def set_aside(path: Path) -> None:
+    """Keep a damaged file for the operator as ``*.suspect``, durably, where no start reads it.
+
+    :raises DiskUnusable: it may still have its old name.
+    """
+    with disk_errors("set aside", path):
+        path.replace(path.with_suffix(".suspect"))
+        sync_directory(path.parent)
 
 
 def prune(directory: Path, pattern: str, bound: Bound) -> int:

@@ -16,8 +16,8 @@ from typing import Annotated, Final
 import structlog
 from pydantic import Field
 
-from forge_bridge.state_root.bounds import Bound, prune
-from forge_core.errors import RefusedError
+from forge_bridge.state_root.bounds import SUSPECTS, prune, set_aside
+from forge_core.errors import DiskUnusable, ForgeError, RefusedError
 from forge_core.image_retention import CachedImage
 from forge_core.sealed import BrokenSeal, encode, seal, unseal
 from forge_core.wire.base import Count, Id, WireModel, parse
@@ -27,11 +27,9 @@ from forge_edges.durable_file import (
     read_file,
     remove_file,
     replace_file,
-    sync_directory,
 )
 
 IMAGE_KEY: Final = re.compile(r"[0-9a-f]{64}")
-SUSPECTS: Final = Bound(max_files=200, max_age_days=30)
 MAX_RECORD_BYTES: Final = 4_096
 
 logger = structlog.get_logger(__name__)
@@ -63,7 +61,7 @@ class ImageIndex:
         return self._images
 
     async def load(self) -> None:
-        """Read all records; a damaged one is set aside as ``*.suspect``."""
+        """Read all records.  A damaged one is set aside; one the disk does not give is left."""
         self._images = await on_disk(self._load)
 
     async def put(self, image: CachedImage) -> None:
@@ -94,13 +92,20 @@ class ImageIndex:
             try:
                 image = _image_in(path)
             except (BrokenSeal, RefusedError) as error:
-                logger.error("a record of an image is set aside", path=str(path), why=str(error))
-                with disk_errors("set aside", path):
-                    path.replace(path.with_suffix(".suspect"))
-                    sync_directory(path.parent)
+                _suspect(path, error)
+            except DiskUnusable as error:
+                logger.error("leaving a record of an image to the next start", error=str(error))
             else:
                 found[image.image_key] = image
         return found
+
+
+def _suspect(path: Path, error: Exception) -> None:
+    logger.error("setting a damaged record of an image aside", path=str(path), error=str(error))
+    try:
+        set_aside(path)
+    except ForgeError as failure:
+        logger.warning("cannot set a damaged record of an image aside", error=str(failure))
 
 
 def _image_in(path: Path) -> CachedImage:

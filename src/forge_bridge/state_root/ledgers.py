@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from forge_bridge.state_root.bounds import Bound, prune
+from forge_bridge.state_root.bounds import SUSPECTS, prune, set_aside
 from forge_core.errors import ForgeError
 from forge_core.ledger import LedgerContents
 from forge_edges.durable_file import disk_errors, on_disk, sync_directory
@@ -18,7 +18,6 @@ from forge_edges.ledger_file import LedgerFile, read_ledger
 
 _NAME: Final = re.compile(r"(?P<attempt>[A-Za-z0-9][A-Za-z0-9_-]{0,127})\.(?P<fence>[1-9]\d{0,18})")
 _SUFFIX: Final = ".ledger"
-SUSPECTS: Final = Bound(max_files=200, max_age_days=30)
 
 logger = structlog.get_logger(__name__)
 
@@ -121,9 +120,7 @@ class LedgerStore:
             return LedgerContents(suspect=str(error))
 
     def _mark_suspect(self, path: Path) -> None:
-        with disk_errors("set aside", path):
-            path.replace(path.with_suffix(".suspect"))
-            sync_directory(path.parent)
+        set_aside(path)
         self.tidy()
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from forge_bridge.state_root.bounds import Bound, prune
+from forge_bridge.state_root.bounds import SUSPECTS, Bound, prune, set_aside
 from forge_core.errors import DiskUnusable, ForgeError, RefusedError
 from forge_core.outbox import CLEANUP_REPORT, Entry, entry_of
 from forge_core.sealed import BrokenSeal, encode, seal, unseal
@@ -29,7 +29,6 @@ from forge_edges.durable_file import (
 
 MAX_MESSAGE_FILE_BYTES: Final = 8 * 2**20
 REJECTED: Final = Bound(max_files=500, max_age_days=30)
-SUSPECTS: Final = Bound(max_files=200, max_age_days=30)
 
 logger = structlog.get_logger(__name__)
 
@@ -171,9 +170,7 @@ class MessageStore:
     def _suspect(self, path: Path, error: Exception) -> None:
         logger.error("setting a damaged message aside", path=str(path), error=str(error))
         try:
-            with disk_errors("set aside", path):
-                path.replace(path.with_suffix(".suspect"))
-                sync_directory(path.parent)
+            set_aside(path)
         except ForgeError as failure:
             logger.warning("cannot set a damaged message aside", error=str(failure))
 
