@@ -6,7 +6,7 @@ method may raise the errors of :mod:`forge_core.errors` and nothing else that is
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -169,6 +169,9 @@ class BuiltImage:
     finished_at: str
 
 
+EvidenceReader = Callable[[], Awaitable[Sequence[Evidence]]]
+
+
 class ImageGates(Protocol):
     """The gates between a build and its use, in their order (B-30, B-31)."""
 
@@ -181,8 +184,9 @@ class ImageGates(Protocol):
         :raises GateRefused: one of them said no; carries the evidence that there is.
         """
 
-    async def before_use(self, image_id: str, evidence: Sequence[Evidence]) -> None:
+    async def before_use(self, image_id: str, read: EvidenceReader) -> None:
         """Judge an image of an earlier build by its evidence, under the policy of today.
 
+        :param read: its evidence; called where it counts, and what it raises comes through.
         :raises GateRefused: the evidence is not what was signed, or the image would not pass now.
         """

@@ -14,6 +14,7 @@ from forge_core.image_ports import (
     BuildRequest,
     BuiltImage,
     Evidence,
+    EvidenceReader,
     GateRefused,
 )
 from forge_core.ports import EngineImage
@@ -107,8 +108,8 @@ class ScriptedGates:
         await self._ask("after_build", image)
         return self.evidence
 
-    async def before_use(self, image_id: str, evidence: Sequence[Evidence]) -> None:
-        await self._ask("before_use", (image_id, tuple(evidence)))
+    async def before_use(self, image_id: str, read: EvidenceReader) -> None:
+        await self._ask("before_use", (image_id, tuple(await read())))
 
     async def _ask(self, gate: str, about: object) -> None:
         await anyio.lowlevel.checkpoint()

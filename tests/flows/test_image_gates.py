@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from engines import Engine
 from forge_bridge.images.gates import Gates, GateTools
 from forge_core.errors import RefusedError
-from forge_core.image_ports import BuiltImage, Evidence, GateRefused
+from forge_core.image_ports import BuiltImage, Evidence, EvidenceReader, GateRefused
 from forge_core.provenance import Expected, verify_provenance
 from forge_core.signing import PrivateKey
 from forge_edges.docker_context import resolve_endpoint
@@ -133,6 +133,17 @@ def built(image_id: str, tag: str) -> BuiltImage:
     )
 
 
+def reader(evidence: Sequence[Evidence]) -> EvidenceReader:
+    async def read() -> Sequence[Evidence]:
+        return evidence
+
+    return read
+
+
+async def nobody_reads() -> Sequence[Evidence]:
+    raise AssertionError
+
+
 def named(evidence: Sequence[Evidence]) -> dict[str, bytes]:
     return {document.name: document.content for document in evidence}
 
@@ -223,8 +234,8 @@ async def test_an_exception_lets_it_pass_until_its_day_is_over(
     later = bench.gates(policy_file=policy, today="2026-12-01T00:00:00.000Z")
     assert "has expired on 2026-11-30" in str(await refusal(later, image))
     with pytest.raises(GateRefused, match="has expired on 2026-11-30"):
-        await later.before_use(image.image_id, evidence)
-    await bench.gates(policy_file=policy).before_use(image.image_id, evidence)
+        await later.before_use(image.image_id, reader(evidence))
+    await bench.gates(policy_file=policy).before_use(image.image_id, reader(evidence))
 
 
 async def test_a_policy_that_cannot_be_used_refuses(bench: Bench, image: BuiltImage) -> None:
@@ -331,7 +342,7 @@ async def test_without_enforcement_the_gates_only_warn(bench: Bench, image: Buil
     (warning,) = logs
     assert (warning["log_level"], warning["gate"]) == ("warning", "vulnerabilities")
     assert "CVE-2026-1" in warning["reason"]
-    await gates.before_use(image.image_id, ())
+    await gates.before_use(image.image_id, nobody_reads)
     assert await bench.gates(enforced=False, **dict.fromkeys(TOOLS)).after_build(image) == []
 
 
@@ -341,19 +352,19 @@ TOOLS = ("bill", "vulnerabilities", "signing_key")
 async def test_evidence_that_was_changed_is_not_used(bench: Bench, image: BuiltImage) -> None:
     gates = bench.gates()
     evidence = await gates.after_build(image)
-    await gates.before_use(image.image_id, evidence)
+    await gates.before_use(image.image_id, reader(evidence))
     other_id = "sha256:" + "9" * 64
     with pytest.raises(GateRefused, match="gate provenance: it is about sha256"):
-        await gates.before_use(other_id, evidence)
+        await gates.before_use(other_id, reader(evidence))
     for name in ("sbom.spdx.json", "vulnerabilities.json"):
         tampered = [Evidence(e.name, e.content + b" ") if e.name == name else e for e in evidence]
         with pytest.raises(GateRefused, match=f"{name} is not the document that was signed"):
-            await gates.before_use(image.image_id, tampered)
+            await gates.before_use(image.image_id, reader(tampered))
         with pytest.raises(GateRefused, match=f"{name} is not among what the build left"):
-            await gates.before_use(image.image_id, [e for e in evidence if e.name != name])
+            await gates.before_use(image.image_id, reader([e for e in evidence if e.name != name]))
     stranger = bench.gates(signing_key=ec.generate_private_key(ec.SECP256R1()))
     with pytest.raises(GateRefused, match="no valid signature of the key"):
-        await stranger.before_use(image.image_id, evidence)
+        await stranger.before_use(image.image_id, reader(evidence))
 
 
 class Signatures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 
-from forge_core.image_ports import BuilderFacts, BuildRequest, BuiltImage, Evidence
+from forge_core.image_ports import BuilderFacts, BuildRequest, BuiltImage, Evidence, EvidenceReader
 from forge_core.image_retention import CachedImage, KeptEvidence
 
 
@@ -36,7 +36,7 @@ class NoBuilds:
         """Nobody may ask."""
         raise AssertionError(image)
 
-    async def before_use(self, image_id: str, evidence: Sequence[Evidence]) -> None:
+    async def before_use(self, image_id: str, read: EvidenceReader) -> None:
         """Nobody may ask."""
         raise AssertionError(image_id)
 

@@ -34,6 +34,7 @@ from forge_core.image_ports import (
     DEDICATED_BUILDER,
     BuiltImage,
     Evidence,
+    EvidenceReader,
     GateRefused,
     SignatureVerifier,
 )
@@ -44,7 +45,7 @@ from forge_core.provenance import (
     signed_provenance,
     verify_provenance,
 )
-from forge_core.signing import PrivateKey
+from forge_core.signing import PrivateKey, PublicKey
 from forge_core.vulnerability_policy import Verdict, judge
 from forge_core.vulnerability_report import VulnerabilityReport, read_report
 
@@ -149,7 +150,7 @@ class Gates:
                 self._refuse(image.image_id, gate, error, evidence)
         return evidence
 
-    async def before_use(self, image_id: str, evidence: Sequence[Evidence]) -> None:
+    async def before_use(self, image_id: str, read: EvidenceReader) -> None:
         """Judge what an earlier build left: its provenance, and its findings as of today.
 
         :raises GateRefused: it is not what was signed, or an exception has expired meanwhile, or
@@ -157,7 +158,7 @@ class Gates:
         """
         if not self.enforced:
             return
-        documents = {document.name: document.content for document in evidence}
+        documents = {document.name: document.content for document in await read()}
         for gate, check in ((PROVENANCE, self._signed), (VULNERABILITIES, self._judged_again)):
             try:
                 await check(image_id, documents)
@@ -191,16 +192,11 @@ class Gates:
         await self._require_unmoved(image)
         dedicated = image.parameters.get(DEDICATED_BUILDER) is True
         platform = BuildPlatform.of_runner(*self._owner, dedicated=dedicated, version=__version__)
-        evidence.append(signed_provenance(image, platform, evidence, key))
+        evidence.append(await self._read(lambda: signed_provenance(image, platform, evidence, key)))
 
     async def _signed(self, image_id: str, documents: Mapping[str, bytes]) -> None:
-        envelope = _present(documents, PROVENANCE_NAME)
         key = self._signing_key().public_key()
-        found = verify_provenance(envelope, key, Expected(image_id=image_id))
-        for name in (BILL_NAME, REPORT_NAME):
-            digest = hashlib.sha256(_present(documents, name)).hexdigest()
-            if found.byproducts.get(name) != f"sha256:{digest}":
-                raise _unfit(f"{name} is not the document that was signed")
+        await self._read(lambda: _require_signed(image_id, documents, key))
 
     async def _judged_again(self, image_id: str, documents: Mapping[str, bytes]) -> None:
         content = _present(documents, REPORT_NAME)
@@ -236,6 +232,15 @@ class Gates:
 
     async def _read(self, read: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(read, limiter=self._reading)
+
+
+def _require_signed(image_id: str, documents: Mapping[str, bytes], key: PublicKey) -> None:
+    envelope = _present(documents, PROVENANCE_NAME)
+    found = verify_provenance(envelope, key, Expected(image_id=image_id))
+    for name in (BILL_NAME, REPORT_NAME):
+        digest = hashlib.sha256(_present(documents, name)).hexdigest()
+        if found.byproducts.get(name) != f"sha256:{digest}":
+            raise _unfit(f"{name} is not the document that was signed")
 
 
 def _present(documents: Mapping[str, bytes], name: str) -> bytes:

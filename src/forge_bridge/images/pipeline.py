@@ -151,8 +151,8 @@ class ImagePipeline:
             if faults or not identity.is_on(inspected):
                 logger.error("an image is not what it was", image=image.image_id, faults=faults)
                 return None
-            evidence = await self.records.attestations.read(identity.image_key)
-            await self.gates.before_use(image.image_id, evidence)
+            read = partial(self.records.attestations.read, identity.image_key)
+            await self.gates.before_use(image.image_id, read)
         except EngineNotFound:
             return None
         except RefusedError as refused:
