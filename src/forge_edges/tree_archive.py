@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -108,9 +109,22 @@ async def tree_entries(
     :raises DiskUnusable: there is no room for the file.
     """
     pending = bytearray()
+    async with aclosing(_pieces(store, entries, owner, scratch)) as pieces:
+        async for piece in pieces:
+            pending += piece
+            if len(pending) >= CHUNK_BYTES:
+                yield bytes(pending)
+                pending.clear()
+    if pending:
+        yield bytes(pending)
+
+
+async def _pieces(
+    store: Repository, entries: Sequence[TreeEntry], owner: Owner, scratch: Path
+) -> AsyncGenerator[bytes]:
     for entry in entries:
         if entry.mode in (MODE_TREE, MODE_GITLINK):
-            pending += owner.header(entry.path + b"/", tarfile.DIRTYPE, mode=0o755)
+            yield owner.header(entry.path + b"/", tarfile.DIRTYPE, mode=0o755)
     files = [e for e in entries if e.mode not in (MODE_TREE, MODE_GITLINK, MODE_SYMLINK)]
     links = [e for e in entries if e.mode == MODE_SYMLINK]
     with disk_errors(scratch):
@@ -121,19 +135,15 @@ async def tree_entries(
             for entry in files:
                 mode = 0o755 if entry.mode & 0o111 == MODE_EXECUTABLE & 0o111 else 0o644
                 size = await blobs.next_size(entry)
-                pending += owner.header(entry.path, tarfile.REGTYPE, mode=mode, size=size)
+                yield owner.header(entry.path, tarfile.REGTYPE, mode=mode, size=size)
                 async for chunk in blobs.content(size):
-                    pending += chunk
-                    if len(pending) >= CHUNK_BYTES:
-                        yield bytes(pending)
-                        pending.clear()
-                pending += padding(size)
+                    yield chunk
+                yield padding(size)
             for entry in links:
                 size = await blobs.next_size(entry)
                 target = b"".join([chunk async for chunk in blobs.content(size)])
                 link = target.decode("utf-8", "surrogateescape")
-                pending += owner.header(entry.path, tarfile.SYMTYPE, mode=0o777, link=link)
-            yield bytes(pending)
+                yield owner.header(entry.path, tarfile.SYMTYPE, mode=0o777, link=link)
         finally:
             await blobs.process.close()
 

@@ -18,6 +18,7 @@ from forge_core.dockerignore import Ignore
 from forge_core.errors import RefusedError
 from forge_edges.git_input import ensure_commit
 from forge_edges.git_stores import GitStores
+from forge_edges.tree_archive import CHUNK_BYTES
 
 pytestmark = pytest.mark.requirement("B-52")
 
@@ -132,6 +133,23 @@ def packed(clone: Path) -> None:
 TRICKS = [
     *(working_tree, index, filters, replace_refs, graft, alternates, export_rules, packed),
 ]
+
+
+async def test_a_context_comes_in_chunks_whatever_is_in_it(tmp_path: Path) -> None:
+    project = await make_project(tmp_path)
+    forge = Forge(project.clone, project.commit)
+    blob = forge.blob(b"")
+    target = forge.blob(b"README")
+    inner = forge.tree([(FILE, b"file", blob)])
+    for mode, what in ((TREE, inner), (FILE, blob), (LINK, target)):
+        many = forge.tree([(mode, b"%05d" % number, what) for number in range(2_000)])
+        commit = forge.commit(forge.with_row(TREE, b"many", many))
+        await ensure_commit(project.clone, project.store, commit)
+        chunks = stores_of(project).build_context("project", commit, ignore=None, max_bytes=MIB)
+        sizes = [len(chunk) async for chunk in chunks]
+        assert sum(sizes) > 2_000 * 512
+        assert min(sizes) > 0
+        assert max(sizes) < 2 * CHUNK_BYTES
 
 
 @pytest.mark.parametrize("object_format", ["sha1", "sha256"])
