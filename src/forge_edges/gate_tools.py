@@ -99,10 +99,8 @@ async def run_tool(
 
 def complaint(outcome: Outcome) -> str:
     """The last line that the tool said on standard error, with its exit code."""
-    lines = outcome.stderr.decode("utf-8", "replace").splitlines()
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-    readable = "".join(c if c.isprintable() else "?" for c in said[:COMPLAINT_CHARACTERS])
-    return f"exit code {outcome.exit_code}: {readable}"
+    said = (outcome.complaints() or ["it said nothing"])[-1]
+    return f"exit code {outcome.exit_code}: {said[:COMPLAINT_CHARACTERS]}"
 
 
 def _prepare(scratch: Path, files: Mapping[str, bytes]) -> Path:

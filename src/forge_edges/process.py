@@ -87,9 +87,13 @@ class Outcome:
 
     def complaint(self) -> str:
         """The last lines of standard error, for a message to people."""
-        lines = self.stderr.decode("utf-8", "replace").split("\n")
-        said = "; ".join(line.strip() for line in lines if line.strip())[-500:]
-        return said or f"exit code {self.exit_code}"
+        return "; ".join(self.complaints())[-500:] or f"exit code {self.exit_code}"
+
+    def complaints(self) -> list[str]:
+        """The lines of :attr:`stderr` that say something; nothing in them moves a cursor."""
+        lines = self.stderr.decode("utf-8", "replace").splitlines()
+        shown = ("".join(c if c.isprintable() else "?" for c in line.strip()) for line in lines)
+        return [line for line in shown if line]
 
 
 class Process:

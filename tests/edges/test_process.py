@@ -55,6 +55,12 @@ async def test_the_whole_answer_comes_back() -> None:
     assert outcome.complaint() == "bad"
 
 
+def test_a_complaint_moves_no_cursor() -> None:
+    outcome = Outcome(1, b"", b" one\x1b[2J\xff\r\n\n\ttwo\r")
+    assert outcome.complaint() == "one?[2J\ufffd; two"
+    assert Outcome(3, b"", b"\n \n").complaint() == "exit code 3"
+
+
 async def test_only_the_given_environment_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORGE_API_TOKEN", "secret")
     outcome = await run(["/usr/bin/env"], env={"ONE": "1"}, cwd=HERE, bounds=BOUNDS)
