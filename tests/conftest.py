@@ -8,7 +8,6 @@ bed is touched only when a collected test asks for an engine.
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Iterator
 
@@ -23,6 +22,7 @@ from engines import (
     leftovers,
     session_runner_id,
 )
+from needs import unavailable
 
 REQUIREMENT_ROW = re.compile(r"[AB]-[0-9]{2}")
 ENGINES_KEY = pytest.StashKey[list[str]]()
@@ -82,9 +82,7 @@ def engine(request: pytest.FixtureRequest, testbed: TestBed) -> Iterator[Engine]
     try:
         found = testbed.engine(request.param)
     except BedCommandError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"engine {request.param}: {error}")
+        unavailable(f"engine {request.param}: {error}")
     known = labelled(found.api)
     yield found
     left = leftovers(found.api, known)

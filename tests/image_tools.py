@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import pytest
 from lib.debian import Packages
 from lib.layout import BedError, Layout
 
-from engines import REPOSITORY, BedCommandError, Engine, describe
+from engines import REPOSITORY, Engine, describe
+from needs import unavailable
 
 SYFT = Path(sys.executable).with_name("syft")
 TRIVY = REPOSITORY / "tests/standin_trivy.py"
@@ -41,7 +41,7 @@ def cosign_path() -> Path:
             with layout.locked():
                 there = Packages(layout.cache).unpack([("cosign", "trixie")])
         except BedError as error:
-            _unavailable(f"Cosign: {error}")
+            unavailable(f"Cosign: {error}")
     return there / "usr/bin/cosign"
 
 
@@ -131,7 +131,7 @@ def own_repository() -> Iterator[Registry]:
     """A repository in the registry of the bed; empty again afterwards; outside CI a skip."""
     status = describe()["registry"]
     if not status["up"]:
-        _unavailable("the registry of the test bed is not up")
+        unavailable("the registry of the test bed is not up")
     registry = Registry(status["address"], f"forge-test/{os.getpid()}-{secrets.token_hex(4)}")
     try:
         yield registry
@@ -266,12 +266,6 @@ def _tar(files: Mapping[str, bytes]) -> bytes:
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
-
-
-def _unavailable(what: str) -> NoReturn:
-    if os.environ.get("CI") == "true":
-        raise BedCommandError(what)
-    pytest.skip(what)
 
 
 def _signature_tag(reference: str) -> str:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
-from npm_parts import cache_root, installed, locked_folder, missing
+from npm_parts import cache_root, installed, locked_folder
+
+from needs import unavailable
 
 PROJECT = Path(__file__).with_name("aspnet")
 SOURCES = ("Program.cs", "RunnerHub.csproj")
@@ -108,4 +110,4 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
         timeout=300, check=False,
     )  # fmt: skip
     if done.returncode != 0:
-        missing(f"{command[0]} {command[1]} failed: {(done.stdout + done.stderr)[-3000:]}")
+        unavailable(f"{command[0]} {command[1]} failed: {(done.stdout + done.stderr)[-3000:]}")

@@ -10,22 +10,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
-import pytest
+from needs import unavailable
 
 
 def cache_root() -> Path:
     """Where downloaded parts are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "forge-bridge" / "conformance"
-
-
-def missing(what: str) -> NoReturn:
-    """A part cannot be had: a failure in CI, a skip elsewhere."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(what)
-    pytest.skip(what)
 
 
 @contextmanager
@@ -43,7 +35,7 @@ def installed(project: Path) -> Path:
     """Return a folder with the project's locked packages in its ``node_modules``."""
     npm = shutil.which("npm")
     if npm is None or shutil.which("node") is None:
-        missing("node and npm are needed to install the parts of the conformance tests")
+        unavailable("node and npm are needed to install the parts of the conformance tests")
     lock = project / "package-lock.json"
     folder = cache_root() / f"{project.name}-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
     with locked_folder(folder) as complete:
@@ -55,5 +47,5 @@ def installed(project: Path) -> Path:
                 cwd=folder, capture_output=True, text=True, timeout=300, check=False,
             )  # fmt: skip
             if done.returncode != 0:
-                missing(f"npm could not install {project.name}: {done.stderr[-2000:]}")
+                unavailable(f"npm could not install {project.name}: {done.stderr[-2000:]}")
     return folder

@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from crash_parts import (
 )
 
 from engines import Engine
+from needs import tmpfs
 from rig import wait_for
 
 pytestmark = pytest.mark.engine("r26")
@@ -92,21 +92,6 @@ def test_bridge_and_hub_die_with_a_result_that_only_the_disk_knows(
     verify_recovered(rig, session_id, evidence)
 
 
-@contextmanager
-def small_disk(directory: Path) -> Iterator[None]:
-    """A file system of its own for the state root."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system")
-    directory.mkdir()
-    options = f"size={STATE_BYTES},mode=0700"
-    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
-    subprocess.run(mount, check=True, capture_output=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(directory)], check=True, capture_output=True)
-
-
 def fill(path: Path) -> None:
     """Leave no block to anybody else."""
     with path.open("wb", buffering=0) as file, suppress(OSError):
@@ -120,7 +105,7 @@ def test_a_bridge_killed_on_a_full_disk_recovers_once_there_is_room(
     hub: HubRig, tmp_path: Path, runner_id: str
 ) -> None:
     with (
-        small_disk(tmp_path / "state"),
+        tmpfs(tmp_path / "state", f"size={STATE_BYTES},mode=0700"),
         closing(CrashRig(tmp_path, hub.engine, f"{runner_id}-1", hub)) as rig,
     ):
         rig.come_online()

@@ -15,6 +15,7 @@ from buildx_parts import MIB, Build, from_busybox, opened, processes_with, remov
 
 from engines import Engine
 from forge_core.errors import EngineOutOfDisk, EngineUnreachable, RefusedError
+from needs import require_root
 from own_daemon import OwnDaemon
 
 DISK_BYTES = 700 * MIB
@@ -24,8 +25,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnDaemon]:
     """An engine with a small disk of its own."""
-    if os.geteuid() != 0 and os.environ.get("CI") != "true":
-        pytest.skip("a private Docker daemon on a disk of its own needs root")
+    require_root("run a private Docker daemon on a disk of its own")
     folder = tmp_path_factory.mktemp("small")
     disk, root = folder / "disk", folder / "root"
     with disk.open("wb") as file:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from forge_core.errors import ForgeError
 from forge_edges.disk import FileSystemDisks, is_reachable
+from needs import tmpfs
 
 MIB = 2**20
 pytestmark = pytest.mark.requirement("B-25")
@@ -19,18 +18,8 @@ pytestmark = pytest.mark.requirement("B-25")
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 8 MiB and 64 inodes."""
-    path = tmp_path / "small"
-    path.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=64", "tmpfs", str(path)],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode != 0:
-        assert os.environ.get("CI") != "true", done.stderr
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+    with tmpfs(tmp_path / "small", "size=8m,nr_inodes=64") as path:
+        yield path
 
 
 async def test_blocks_count(small: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -11,6 +10,7 @@ from forge_core.errors import EngineRefused
 from forge_core.labels import Owner, runner_filter
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
+from needs import require_root
 from own_daemon import OwnDaemon
 
 MOST_NETWORKS = 200
@@ -24,8 +24,7 @@ def daemon(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OwnDaemon]:
     """Nobody else wants a network of it."""
-    if os.geteuid() != 0 and os.environ.get("CI") != "true":
-        pytest.skip("a private Docker daemon needs root")
+    require_root("run a private Docker daemon")
     own = OwnDaemon(tmp_path_factory.mktemp("bed"), request.param)
     yield own
     own.remove()

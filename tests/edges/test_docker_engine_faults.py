@@ -16,6 +16,7 @@ from forge_core.labels import Owner, runner_filter
 from forge_core.sandbox_spec import ContainerSpec, Hardening, container_request
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
+from needs import require_root
 from own_daemon import OwnDaemon
 
 TIMEOUT_MS = 800
@@ -26,8 +27,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnDaemon]:
-    if os.geteuid() != 0 and os.environ.get("CI") != "true":
-        pytest.skip("a private Docker daemon needs root")
+    require_root("run a private Docker daemon")
     own = OwnDaemon(tmp_path_factory.mktemp("bed"))
     yield own
     own.remove()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hostile_bundles import FILE, Forge, corpus
 from forge_core.errors import DiskUnusable, RefusedError
 from forge_edges.git_import import ImportLimits, import_bundle
 from forge_edges.git_input import ensure_commit
+from needs import tmpfs
 
 LIMITS = ImportLimits(
     bundle_bytes=4 << 20,
@@ -135,13 +135,8 @@ async def test_what_the_input_already_had_refuses_nothing(tmp_path: Path) -> Non
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A filesystem of two mebibytes."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("a small filesystem takes the right to mount")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    with tmpfs(tmp_path / "disk", "size=2m") as disk:
+        yield disk
 
 
 @pytest.mark.parametrize("compressible", [True, False])

@@ -29,6 +29,7 @@ from forge_core.ports import EngineResource, HostProgram
 from forge_core.wire.codes import ResourceKind
 from forge_edges.clock import SystemClock
 from forge_edges.host_runtime import LocalHost
+from needs import tmpfs
 
 pytestmark = pytest.mark.requirement("B-53")
 
@@ -294,19 +295,12 @@ async def test_what_goes_wrong_with_the_archive_is_passed_on(host: LocalHost, vo
 
 
 async def test_a_full_disk_is_a_full_disk(tmp_path: Path, owner: Owner) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k,mode=0700", "tmpfs", str(small)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root may mount a file system")
-    try:
+    with tmpfs(tmp_path / "small", "size=128k,mode=0700") as small:
         host, name = LocalHost(small, SystemClock()), owner.name("host-workspace")
         await host.create_volume(name, owner.labels("host-workspace"))
         with pytest.raises(DiskUnusable):
             await host.unpack(name, archived(entry("big", b"x" * 1_000_000)))
         await host.remove_volume(name)
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 # -- programs ----------------------------------------------------------------------------

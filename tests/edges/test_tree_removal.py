@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forge_edges.tree_removal import remove_tree
+from needs import tmpfs
 
 pytestmark = pytest.mark.requirement("B-53")
 
@@ -103,13 +103,6 @@ def as_ordinary_user(function: Callable[[], bool]) -> bool:
 
 
 def test_what_cannot_be_removed_is_said_and_goes_once_it_can(tree: Path) -> None:
-    (tree / "a").mkdir()
-    mount = ["mount", "-t", "tmpfs", "tmpfs", str(tree / "a")]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("only root may mount a file system")
-    try:
-        with pytest.raises(OSError):
-            remove_tree(tree)
-    finally:
-        subprocess.run(["umount", str(tree / "a")], check=True)
+    with tmpfs(tree / "a"), pytest.raises(OSError):
+        remove_tree(tree)
     assert remove_tree(tree)

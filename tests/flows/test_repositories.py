@@ -21,6 +21,7 @@ from forge_bridge.repositories import (
 )
 from forge_core.errors import RefusedError
 from forge_core.wire.limits import MAX_MESSAGE_BYTES, measured_size_bytes
+from needs import require_root
 
 pytestmark = pytest.mark.requirement("B-40")
 
@@ -132,10 +133,10 @@ def test_what_is_no_repository_is_refused(tmp_path: Path, state_root: Path) -> N
         assert (refused.value.code, refused.value.field) == ("not_a_repository", "path")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
 def test_a_repository_that_this_account_cannot_read_is_refused(
     tmp_path: Path, clone: Path, state_root: Path
 ) -> None:
+    require_root("become another account")
     for directory in (tmp_path, *(p for p in tmp_path.parents if str(p).startswith("/tmp/"))):
         directory.chmod(0o755)
     (clone / ".git/objects").chmod(0o700)

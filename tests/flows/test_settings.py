@@ -22,6 +22,7 @@ from forge_bridge.settings import (
 )
 from forge_bridge.settings_show import MASKED, effective_settings, settings_json
 from forge_core.resources import ResourceCapacity
+from needs import require_root
 
 PINNED = "registry.example.org/tools@sha256:" + "a" * 64
 
@@ -469,8 +470,8 @@ def test_the_token_file_is_read_anew_each_time(tmp_path: Path) -> None:
         read_api_token(settings)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_token_file_of_another_account_is_refused(tmp_path: Path) -> None:
+    require_root("give a file away")
     path = _settings_file(tmp_path / "token", "secret\n")
     os.chown(path, 12345, -1)
     with pytest.raises(ConfigurationError, match="belongs to another account"):

@@ -20,6 +20,7 @@ from forge_core.errors import DiskUnusable, RefusedError
 from forge_core.outbox import Entry, entry_of
 from forge_edges import durable_file
 from forge_edges.clock import SystemClock
+from needs import require_root
 
 pytestmark = pytest.mark.requirement("B-24")
 
@@ -137,8 +138,8 @@ async def test_a_part_that_is_a_link_is_refused(tmp_path: Path) -> None:
     assert "attempts" in await refusal(root.path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 async def test_a_root_of_another_user_is_refused_until_mended(tmp_path: Path) -> None:
+    require_root("give a directory away")
     path = tmp_path / "state"
     path.mkdir(mode=0o700)
     os.chown(path, 12345, 12345)

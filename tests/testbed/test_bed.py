@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 from lib.processes import Process
 
 from engines import describe, run_testbed
+from needs import require_root
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 PARTS = ("d26", "r26")
@@ -53,8 +53,7 @@ class OwnBed:
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBed]:
-    if os.geteuid() != 0 and os.environ.get("CI") != "true":
-        pytest.skip("private Docker daemons need root")
+    require_root("run private Docker daemons")
     own = OwnBed(tmp_path_factory.mktemp("bed"))
     yield own
     own.down("--purge")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +11,14 @@ import docker
 import pytest
 
 from engines import describe, run_testbed
+from needs import require_root
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    if os.geteuid() != 0 and os.environ.get("CI") != "true":
-        pytest.skip("a private Docker daemon needs root")
+    require_root("run a private Docker daemon")
     root = tmp_path_factory.mktemp("demo")
     settings = {"FORGE_TESTBED_ROOT": str(root), "FORGE_TESTBED_CACHE": describe()["cache"]}
     yield settings

@@ -6,16 +6,16 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-import pytest
+from needs import unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache
 def tracked_files() -> tuple[Path, ...]:
-    """Every tracked file that is there, below :data:`ROOT`; skips where there is no Git."""
+    """Every tracked file that is there, below :data:`ROOT`; a test without Git has none."""
     if not (ROOT / ".git").exists():
-        pytest.skip("not a Git checkout")
+        unavailable("the tracked files of something that is not a Git checkout")
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, timeout=60
     ).stdout
