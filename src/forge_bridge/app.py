@@ -40,6 +40,7 @@ from forge_bridge.images.doors import ImageDoors, image_doors
 from forge_bridge.logs import KnownSecrets, configure_logging
 from forge_bridge.metrics import health_page, metrics_page
 from forge_bridge.perform import FaultPoint, no_faults
+from forge_bridge.programs import read_programs, source
 from forge_bridge.repositories import RegisteredRepositories
 from forge_bridge.runner import Identity, SandboxSettings
 from forge_bridge.services.from_settings import service_images
@@ -71,8 +72,6 @@ CLOSE_MS: Final = 20_000
 NOT_IN_ORDER: Final = 1
 AT_ONCE_S: Final = 2.0
 """What a stop at once leaves to what will not be cancelled: a removal, a thread in a call."""
-
-SUPERVISOR: Final = Path(__file__).parents[1] / "forge_supervisor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +106,7 @@ async def open_bridge(
     :raises RefusedError: the state root is unfit; the text holds the remedy.
     """
     require_to_run(settings)
+    await read_programs()
     assert settings.trust_domain_id is not None
     connections = connections or SignalRConnectionFactory(signalr_settings(settings, learn))
     clock = SystemClock()
@@ -243,8 +243,8 @@ async def sandbox_settings(settings: BridgeSettings, hardening: Hardening) -> Sa
     """
     return SandboxSettings(
         tooling=settings.agent_tooling_image,
-        supervisor_source=await anyio.Path(SUPERVISOR / "supervisor.py").read_text("utf-8"),
-        bundle_source=await anyio.Path(SUPERVISOR / "bundle.py").read_text("utf-8"),
+        supervisor_source=source("supervisor"),
+        bundle_source=source("bundle"),
         hardening=hardening,
         custom_ca=await custom_ca(settings),
         hard_wall_ms=settings.sandbox_hard_wall_seconds * 1000,

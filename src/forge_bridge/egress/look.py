@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib import resources
 from typing import Annotated, Final
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forge_bridge.egress.networks import AgentNetwork, Maker
+from forge_bridge.programs import source
 from forge_core.errors import EngineRefused
 from forge_core.sandbox_spec import ContainerSpec
 from forge_core.squid_conf import PROXY_PORT
@@ -73,7 +73,6 @@ async def look_around(
     :param addresses: where nobody may be.
     :raises RefusedError: ``engine_refused``: the container did not run as it should.
     """
-    source = resources.files(__package__).joinpath("probe.py").read_text("utf-8")
     orders = {
         "proxy": None if wait_ms is None else (PROXY_ALIAS, PROXY_PORT),
         # Nobody can list it: it is made of this owner's own digest.
@@ -86,7 +85,7 @@ async def look_around(
         owner=maker.owner,
         role=PROBE_ROLE,
         image=image,
-        argv=("/usr/bin/python3", "-I", "-S", "-c", source, json.dumps(orders)),
+        argv=("/usr/bin/python3", "-I", "-S", "-c", source("probe"), json.dumps(orders)),
         memory_bytes=PROBE_MEMORY_BYTES,
         cpu_millis=PROBE_CPU_MILLIS,
         pids=PROBE_PIDS,

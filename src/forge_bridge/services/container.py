@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from forge_bridge.images.tooling import PID_1_ENVIRONMENT, ToolingTree
+from forge_bridge.programs import source
 from forge_core.labels import Owner
 from forge_core.resources import ResourceVector
 from forge_core.sandbox_spec import (
@@ -112,8 +112,3 @@ def service_environment(image: ServiceImage, password: str) -> dict[str, str]:
         "TZ": "UTC",
         PASSWORD_VARIABLE: password,
     }
-
-
-def source(program: str) -> str:
-    """The text of a program that runs inside containers."""
-    return resources.files("forge_supervisor").joinpath(f"{program}.py").read_text("utf-8")

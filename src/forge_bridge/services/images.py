@@ -22,12 +22,12 @@ import anyio
 
 from forge_bridge.containers import create_as_asked
 from forge_bridge.images.tooling import Tooling, ToolingTree
+from forge_bridge.programs import source
 from forge_bridge.services.container import (
     ServiceImage,
     service_argv,
     service_environment,
     service_spec,
-    source,
 )
 from forge_bridge.services.process import ServiceProcess
 from forge_core.errors import EngineNotFound, ForgeError, RefusedError
