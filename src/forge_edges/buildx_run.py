@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -143,7 +143,7 @@ def _read_metadata(path: Path) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-async def context_of(name: str, content: bytes) -> AsyncIterator[bytes]:
+async def context_of(name: str, content: bytes) -> AsyncGenerator[bytes]:
     """A context of one file."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:

@@ -32,7 +32,9 @@ DISK_THREADS: Final = 8
 MAX_SHARED: Final = 64
 """Calls that take one trip together; the first must not wait long for the last."""
 
-_TEMPORARY_PREFIX: Final = ".tmp-"
+TEMPORARY_PREFIX: Final = ".tmp-"
+"""Begins the name of what a crash can leave half-made."""
+
 _REFUSED: Final = {
     errno.EACCES: "path_refused",
     errno.EPERM: "path_refused",
@@ -228,14 +230,14 @@ def sweep_temporary_files(directory: Path, *, min_age_s: float = 0) -> int:
     swept = 0
     with disk_errors("sweep", directory), os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.startswith(_TEMPORARY_PREFIX) and entry.stat().st_mtime <= newest:
+            if entry.name.startswith(TEMPORARY_PREFIX) and entry.stat().st_mtime <= newest:
                 Path(entry.path).unlink(missing_ok=True)
                 swept += 1
     return swept
 
 
 def _write_temporary(path: Path, data: bytes) -> Path:
-    temporary = path.with_name(f"{_TEMPORARY_PREFIX}{secrets.token_hex(16)}")
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(16)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, FILE_MODE)
     try:

@@ -6,8 +6,6 @@ that was approved; the commit that the agent works on, and the working tree, hav
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +26,7 @@ from forge_core.dockerignore import MAX_BYTES as MAX_IGNORE_BYTES
 from forge_core.errors import RefusedError
 from forge_core.image_key import context_id
 from forge_core.ports import GitStore
+from forge_edges.buildx_run import context_of
 
 MAX_DOCKERFILE_BYTES: Final = 1 << 20
 MAX_CONTEXT_BYTES: Final = 1 << 30
@@ -124,14 +123,5 @@ async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
 
 
 def _without_context(approved: Approved, dockerfile: bytes, sources: tuple[str, ...]) -> Recipe:
-    return Recipe(approved, dockerfile, sources, NO_CONTEXT, partial(_alone, dockerfile))
-
-
-async def _alone(dockerfile: bytes) -> AsyncGenerator[bytes]:
-    """A context of nothing but the Dockerfile."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        entry = tarfile.TarInfo(DOCKERFILE_PATH)
-        entry.size = len(dockerfile)
-        tar.addfile(entry, io.BytesIO(dockerfile))
-    yield buffer.getvalue()
+    context = partial(context_of, DOCKERFILE_PATH, dockerfile)
+    return Recipe(approved, dockerfile, sources, NO_CONTEXT, context)

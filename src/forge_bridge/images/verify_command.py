@@ -12,13 +12,13 @@ import typer
 from forge_bridge.command_options import Json
 from forge_bridge.terminal import EXIT_FAILURE, complain, print_json, print_table, reported
 from forge_core.errors import RefusedError
+from forge_core.tree_rules import is_object_id
 
 if TYPE_CHECKING:
     from forge_core.provenance import Provenance
 
 MAX_DOCUMENT_BYTES: Final = 32 << 20
 _IMAGE_ID = re.compile(r"(?:sha256:)?([0-9a-f]{64})\Z")
-_COMMIT = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")
 _DOCUMENT = re.compile(r"[a-z][a-z0-9-]{0,40}(?:\.[a-z0-9]{1,10}){1,2}\Z")
 
 File = Annotated[Path, typer.Argument(help="The provenance: provenance.dsse.json.")]
@@ -140,7 +140,7 @@ def _image_id(text: str | None) -> str | None:
 
 
 def _commit(text: str | None) -> str | None:
-    if text is not None and not _COMMIT.match(text):
+    if text is not None and not is_object_id(text):
         raise _unusable(f"cannot use --commit {text[:80]!r}: it is no full commit id")
     return text
 

@@ -24,6 +24,7 @@ from forge_core.errors import ForgeError, RefusedError
 from forge_core.image_ports import Evidence
 from forge_core.image_retention import KeptEvidence
 from forge_edges.durable_file import (
+    TEMPORARY_PREFIX,
     create_file,
     disk_errors,
     on_disk,
@@ -36,7 +37,6 @@ from forge_edges.durable_file import (
 MAX_FILE_BYTES: Final = 64 << 20
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9.-]{0,63}")
-_UNFINISHED: Final = ".tmp-"
 
 logger = structlog.get_logger(__name__)
 
@@ -81,7 +81,7 @@ class EvidenceStore:
         with disk_errors("list", self._directory):
             paths = sorted(self._directory.iterdir())
         for path in paths:
-            if path.name.startswith(_UNFINISHED):
+            if path.name.startswith(TEMPORARY_PREFIX):
                 _discard(path)
             elif IMAGE_KEY.fullmatch(path.name) and _is_directory(path):
                 with suppress(ForgeError):  # it is in nobody's way
@@ -143,7 +143,7 @@ class EvidenceStore:
         _discard(away)
 
     def _unfinished(self) -> Path:
-        return self._directory / f"{_UNFINISHED}{secrets.token_hex(16)}"
+        return self._directory / f"{TEMPORARY_PREFIX}{secrets.token_hex(16)}"
 
 
 def _file(directory: Path, document: Evidence) -> Path:
