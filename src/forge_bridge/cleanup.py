@@ -136,7 +136,7 @@ async def plan_cleanup(settings: BridgeSettings) -> CleanupPlan:
         listed = [*await engine.list_resources(labels), *await host.list_resources(labels)]
     return CleanupPlan(
         root.runner_id,
-        tuple((owner.attempt_id, owner.fence) for owner in dispatches),
+        tuple(owner.key for owner in dispatches),
         removals_of_all(dispatches, listed, runner_id=root.runner_id),
         frozenset(resource.id for resource in listed),
     )

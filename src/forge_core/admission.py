@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from forge_core.labels import Key
 from forge_core.offer_rules import (
     NO_HOST_EXECUTION,
     RunnerFacts,
@@ -38,9 +39,6 @@ from forge_core.wire.codes import RejectionCode, ReservationState, Runtime
 from forge_core.wire.from_hub import Offer
 
 __all__ = ["Admission", "DiskPressure", "Key", "Reservation", "RunnerFacts", "Verdict"]
-
-Key = tuple[str, int]
-"""An attempt id and a fence: one dispatch."""
 
 _OfferKey = tuple[str, str, int]
 

@@ -60,7 +60,7 @@ from forge_core.attempt_records import (
     result_record,
     stream_message,
 )
-from forge_core.labels import Owner
+from forge_core.labels import Key, Owner
 from forge_core.lease import Lease, Refusal
 from forge_core.ready import Action, Message, Ready, Record, RecordKind, recorded
 from forge_core.resources import ResourceVector
@@ -141,9 +141,9 @@ class Attempt:
     cleanup_id: str | None = None
 
     @property
-    def key(self) -> tuple[str, int]:
-        """The attempt id and its fence."""
-        return self.owner.attempt_id, self.owner.fence
+    def key(self) -> Key:
+        """The dispatch that it is."""
+        return self.owner.key
 
 
 def reserve(

@@ -34,6 +34,9 @@ _OF_RUNNER: Final = frozenset({PREFLIGHT, TOOLING, BUILDER})
 NO_DISPATCH: Final = 0
 """The fence of it: no hub can send one, whatever ids it makes up (fences count from 1)."""
 
+Key = tuple[str, int]
+"""An attempt id and a fence: one dispatch."""
+
 _ID_LABELS: Final = (RUNNER_ID, INSTANCE_ID, ATTEMPT_ID, PROJECT_ID, TRUST_DOMAIN_ID)
 _ID: Final = re.compile(ID_PATTERN)
 _ROLE: Final = re.compile(r"[a-z][a-z0-9_.-]{0,63}\Z")
@@ -51,8 +54,8 @@ class Owner:
     trust_domain_id: str
 
     @property
-    def key(self) -> tuple[str, int]:
-        """The attempt id and its fence."""
+    def key(self) -> Key:
+        """The dispatch that it is."""
         return self.attempt_id, self.fence
 
     def labels(self, role: str) -> dict[str, str]:

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
-from forge_core.admission import Key, Reservation
-from forge_core.labels import Owner, is_ours
+from forge_core.admission import Reservation
+from forge_core.labels import Key, Owner, is_ours
 from forge_core.ports import EngineResource
 from forge_core.ready import Record
 from forge_core.teardown import Removal, removal_plan
@@ -46,7 +46,7 @@ def claim_of(
         return Claim.OLD_INSTANCE, owner
     if owner.is_lasting:
         return Claim.LIVE, owner
-    reservation = reservations.get((owner.attempt_id, owner.fence))
+    reservation = reservations.get(owner.key)
     if reservation is None or reservation.state is ReservationState.DEGRADED:
         return Claim.ENDED, owner
     return Claim.LIVE, owner

@@ -14,6 +14,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
 from forge_core.errors import RefusedError
+from forge_core.labels import Key
 from forge_core.wire.codes import NetworkPolicy
 from forge_core.wire.shapes import Service
 
@@ -28,9 +29,6 @@ SPARE_SUBNETS: Final = MOST_NETWORKS
 
 _GATEWAY: Final = 1
 _PROXY: Final = 2
-
-Key = tuple[str, int]
-"""One dispatch."""
 
 
 def networks_needed(policy: NetworkPolicy, services: Sequence[Service]) -> int:

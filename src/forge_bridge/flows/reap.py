@@ -152,8 +152,8 @@ class Reaper:
         # Two instances can have left something of one dispatch, which has one ledger.
         dispatches: dict[Key, list[Owner]] = defaultdict(list)
         for owner in orphans:
-            if only is None or only == _key(owner):
-                dispatches[_key(owner)].append(owner)
+            if only is None or only == owner.key:
+                dispatches[owner.key].append(owner)
         reaped = await for_each(remove, dispatches.values(), at_once=DISPATCHES_AT_ONCE)
         return PassOutcome(tuple(chain.from_iterable(reaped)))
 
@@ -176,7 +176,7 @@ class Reaper:
             if owner is None or claim not in (Claim.ENDED, Claim.OLD_INSTANCE):
                 continue
             # What a ledger tells of is removed with it; another owner's waits until then.
-            if _key(owner) not in runner.attempts:
+            if owner.key not in runner.attempts:
                 found[owner].append(resource)
         return found
 
@@ -201,7 +201,7 @@ class Reaper:
                 return await tear_down(run, trigger)
         if any(r.outcome is RemovalOutcome.FAILED for r in removed):
             self._held_without_ledger[runtime].add(owner)
-            self._hold(_key(owner))
+            self._hold(owner.key)
         else:
             self._free(owner, runtime)
         return removed
@@ -231,14 +231,10 @@ class Reaper:
         if owner not in self._held_without_ledger[runtime]:
             return
         self._held_without_ledger[runtime].remove(owner)
-        key, held = _key(owner), chain.from_iterable(self._held_without_ledger.values())
-        if key not in self._runner.attempts and key not in map(_key, held):
+        key, held = owner.key, chain.from_iterable(self._held_without_ledger.values())
+        if key not in self._runner.attempts and key not in (one.key for one in held):
             self._runner.admission.free(key)
             self._runner.notify()
-
-
-def _key(owner: Owner) -> Key:
-    return owner.attempt_id, owner.fence
 
 
 def _as_created(resource: EngineResource) -> ResourceCreated:
