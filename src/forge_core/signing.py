@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
     EllipticCurvePublicKey,
 )
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
 from forge_core.errors import RefusedError
 
@@ -61,16 +62,24 @@ def read_private_key(pem: bytes) -> PrivateKey:
     raise KeyUnusable(f"only {_KINDS} keys can sign; make one: {MAKE_A_KEY}")
 
 
-def read_public_key(pem: bytes) -> PublicKey:
-    """A public key, SubjectPublicKeyInfo in PEM (RFC 5280, RFC 7468).
+def load_public(pem: bytes) -> PublicKeyTypes:
+    """A public key of any kind, SubjectPublicKeyInfo in PEM (RFC 5280, RFC 7468).
 
-    :raises KeyUnusable: of another kind, or no public key at all.
+    :raises KeyUnusable: no public key at all.
     """
     if b"PRIVATE KEY-----" in pem:
         raise KeyUnusable(
             f"it is a private key; keep it secret and give its public half: {SHOW_PUBLIC}"
         )
-    key = _load(lambda: serialization.load_pem_public_key(pem), "public")
+    return _load(lambda: serialization.load_pem_public_key(pem), "public")
+
+
+def read_public_key(pem: bytes) -> PublicKey:
+    """A public key with which documents are verified.
+
+    :raises KeyUnusable: of another kind, or no public key at all.
+    """
+    key = load_public(pem)
     if isinstance(key, Ed25519PublicKey):
         return key
     if isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
@@ -78,7 +87,7 @@ def read_public_key(pem: bytes) -> PublicKey:
     raise KeyUnusable(f"only {_KINDS} keys verify here")
 
 
-def key_id(key: PublicKey) -> str:
+def key_id(key: PublicKeyTypes) -> str:
     """SHA-256 of the key's SubjectPublicKeyInfo in DER, in hex: what OpenSSL shows too."""
     der = key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
 from forge_core.errors import RefusedError
 from forge_core.signing import (
-    SHOW_PUBLIC,
     KeyUnusable,
     PrivateKey,
     PublicKey,
+    key_id,
+    load_public,
     read_private_key,
     read_public_key,
 )
@@ -73,7 +72,7 @@ def load_verifier_key(path: Path) -> VerifierKey:
     :raises RefusedError: code ``configuration``.
     """
     try:
-        return VerifierKey(*_public_pem(read_trusted_file(path, max_bytes=MAX_KEY_BYTES)))
+        return _verifier_key(read_trusted_file(path, max_bytes=MAX_KEY_BYTES))
     except (UntrustedFile, KeyUnusable) as error:
         raise RefusedError(
             f"cannot verify image signatures with the key {path}: {error}",
@@ -85,23 +84,11 @@ def load_verifier_key(path: Path) -> VerifierKey:
 def new_verifier_key() -> VerifierKey:
     """A key that nothing was ever signed with."""
     key = generate_private_key(SECP256R1()).public_key()
-    return VerifierKey(
-        *_public_pem(
-            key.public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
-        )
+    pem = key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
+    return _verifier_key(pem)
 
 
-def _public_pem(pem: bytes) -> tuple[bytes, str]:
-    if b"PRIVATE KEY-----" in pem:
-        raise KeyUnusable(f"it is a private key; give its public half: {SHOW_PUBLIC}")
-    try:
-        key = serialization.load_pem_public_key(pem)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise KeyUnusable("it holds no public key in PEM") from None
-    der = key.public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return pem, f"sha256:{hashlib.sha256(der).hexdigest()}"
+def _verifier_key(pem: bytes) -> VerifierKey:
+    return VerifierKey(pem, f"sha256:{key_id(load_public(pem))}")
