@@ -6,25 +6,33 @@ the resources, and the runner that reports all agree with what the hub recorded.
 
 from __future__ import annotations
 
-from sqlalchemy import RowMapping
+from sqlalchemy import Connection, RowMapping
 
 from forge_core.wire.codes import Disposition
-from forge_core.wire.from_bridge import ReplayAck
+from forge_core.wire.from_bridge import (
+    ReplayAck,
+    SubmitCleanupReport,
+    SubmitDispatchEvent,
+    SubmitDispatchResult,
+    SubmitPublication,
+)
 from forge_hub.connections import LiveRunner
 from forge_hub.reasons import Reason
+from forge_hub.store import dispatches
+
+Evidence = SubmitDispatchEvent | SubmitDispatchResult | SubmitPublication | SubmitCleanupReport
 
 
-def mismatch(
-    dispatch: RowMapping | None,
+def dispatch_of(
+    connection: Connection,
     reporter: LiveRunner,
-    resource_instance_id: str,
+    message: Evidence,
     *,
     claimed_runner_id: str | None = None,
     claimed_instance_id: str | None = None,
-) -> ReplayAck | None:
-    """The rejection of what does not match; None: it does.
+) -> RowMapping | ReplayAck:
+    """What was recorded for the message's attempt and fence; or the rejection of what differs.
 
-    :param dispatch: what was recorded for the message's own attempt and fence.
     :param reporter: the runner on whose current connection it came.
     :param claimed_runner_id: the reporting runner that the message names, where it names one.
     :param claimed_instance_id: likewise its instance.
@@ -34,13 +42,14 @@ def mismatch(
         reporter.instance_id,
     }:
         return rejected(Reason.REPORTER_MISMATCH, "it names another runner or instance as reporter")
-    if dispatch is None:
+    row = dispatches.find(connection, message.attempt_id, message.fence)
+    if row is None:
         return rejected(Reason.UNKNOWN_DISPATCH, "no such attempt and fence was dispatched")
-    if dispatch["runner_id"] != reporter.runner_id:
+    if row["runner_id"] != reporter.runner_id:
         return rejected(Reason.RUNNER_MISMATCH, "it was dispatched to another runner")
-    if dispatch["instance_id"] != resource_instance_id:
+    if row["instance_id"] != message.resource_runner_instance_id:
         return rejected(Reason.INSTANCE_MISMATCH, "it was dispatched to another runner instance")
-    return None
+    return row
 
 
 def rejected(reason: Reason, detail: str | None = None) -> ReplayAck:

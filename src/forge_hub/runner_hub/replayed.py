@@ -23,7 +23,7 @@ from forge_core.wire.from_bridge import (
 from forge_hub.connections import LiveRunner
 from forge_hub.dispatch.board import Board
 from forge_hub.feed import Change, Fleeting
-from forge_hub.matching import mismatch, rejected
+from forge_hub.matching import dispatch_of, rejected
 from forge_hub.reasons import Reason
 from forge_hub.store import actions, dispatches, evidence
 
@@ -63,10 +63,9 @@ def _keep_event(
     payload: WireModel,
     now: str,
 ) -> tuple[ReplayAck, _KeptEvent | None]:
-    row = dispatches.find(connection, message.attempt_id, message.fence)
-    refusal = mismatch(row, runner, message.resource_runner_instance_id)
-    if refusal is not None or row is None:
-        return refusal or rejected(Reason.UNKNOWN_DISPATCH), None
+    row = dispatch_of(connection, runner, message)
+    if isinstance(row, ReplayAck):
+        return row, None
     if dispatches.is_stale(row):
         return _kept_before(connection, message) or rejected(Reason.STALE_FENCE), None
     session_id = row["session_id"]
@@ -142,16 +141,15 @@ async def take_cleanup_report(
 def _keep_report(
     connection: Connection, runner: LiveRunner, message: SubmitCleanupReport, now: str
 ) -> tuple[ReplayAck, str | None]:
-    row = dispatches.find(connection, message.attempt_id, message.fence)
-    refusal = mismatch(
-        row,
+    row = dispatch_of(
+        connection,
         runner,
-        message.resource_runner_instance_id,
+        message,
         claimed_runner_id=message.runner_id,
         claimed_instance_id=message.runner_instance_id,
     )
-    if refusal is not None or row is None:
-        return refusal or rejected(Reason.UNKNOWN_DISPATCH), None
+    if isinstance(row, ReplayAck):
+        return row, None
     about = (message.attempt_id, message.fence, message.parts)
     for known in evidence.cleanup_parts_of_report(connection, message.report_id):
         if (known["attempt_id"], known["fence"], known["parts"]) != about:
