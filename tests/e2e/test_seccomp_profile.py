@@ -190,7 +190,10 @@ async def test_a_service_works(place: Place, engine: BedEngine, name: ServiceNam
 
 @pytest.fixture
 def rig(engine: BedEngine, tmp_path: Path, runner_id: str) -> Iterator[Rig]:
-    setting = {"FORGE_SANDBOX_SECCOMP_PROFILE": str(PROFILE)}
+    installed = tmp_path / "seccomp.json"
+    installed.write_bytes(PROFILE.read_bytes())
+    installed.chmod(0o644)
+    setting = {"FORGE_SANDBOX_SECCOMP_PROFILE": str(installed)}
     with running_rig(tmp_path / "rig", engine, runner_id, **setting) as rig:
         yield rig
 

@@ -18,7 +18,13 @@ import forge_bridge.doctor.engine_checks as engine_checks_module
 import forge_bridge.doctor.host_checks as host_checks_module
 import forge_bridge.doctor.inside_checks as inside_checks_module
 import forge_bridge.doctor.policy_checks as policy_checks_module
-from forge_bridge.doctor import CheckResult, PreflightSettings, Verdict, exit_code
+from forge_bridge.doctor import (
+    CheckResult,
+    PreflightSettings,
+    Verdict,
+    exit_code,
+    read_hardening,
+)
 from forge_bridge.doctor.checks import capabilities
 from forge_bridge.doctor.egress_checks import egress_checks, network_policies
 from forge_bridge.doctor.engine_checks import engine_checks
@@ -27,6 +33,8 @@ from forge_bridge.doctor.inside_checks import inside_checks, quota_check, quota_
 from forge_bridge.doctor.policy_checks import policy_checks
 from forge_bridge.doctor.probe import PROBE_MEMORY_BYTES, PROBE_PIDS, QUOTA_BYTES, Inside
 from forge_bridge.doctor.results import Check
+from forge_bridge.settings import default_bridge_service_config
+from forge_core.errors import RefusedError
 from forge_core.labels import Owner
 from forge_core.resources import ResourceCapacity
 from forge_core.sandbox_spec import Hardening
@@ -352,6 +360,36 @@ def test_the_reference_lists_every_check() -> None:
     section = page.read_text().partition("## Preflight")[2]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(ids)
+
+
+@pytest.mark.requirement("B-35")
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+async def test_a_seccomp_profile_that_others_may_write_is_refused(
+    tmp_path: Path, mode: int
+) -> None:
+    profile = tmp_path / "seccomp.json"
+    profile.write_text("{}")
+    settings = default_bridge_service_config(sandbox_seccomp_profile=profile)
+    profile.chmod(0o644)
+    assert (await read_hardening(settings)).seccomp_profile_json == "{}"
+    profile.chmod(mode)
+    with pytest.raises(RefusedError, match="can be changed by other accounts") as refused:
+        await read_hardening(settings)
+    assert refused.value.field == "FORGE_SANDBOX_SECCOMP_PROFILE"
+
+
+@pytest.mark.requirement("B-35")
+@pytest.mark.parametrize("content", [None, b"\xff", b" " * (1 + (1 << 20))])
+async def test_a_seccomp_profile_that_cannot_be_read_is_refused(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    profile = tmp_path / "seccomp.json"
+    if content is not None:
+        profile.write_bytes(content)
+        profile.chmod(0o600)
+    settings = default_bridge_service_config(sandbox_seccomp_profile=profile)
+    with pytest.raises(RefusedError, match=f"cannot use the seccomp profile {profile}: "):
+        await read_hardening(settings)
 
 
 @pytest.mark.requirement("B-10")

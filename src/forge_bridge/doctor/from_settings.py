@@ -23,6 +23,7 @@ from forge_core.image_ports import ImageBuilder
 from forge_core.labels import PREFLIGHT, Owner
 from forge_core.ports import Engine
 from forge_core.sandbox_spec import Hardening
+from forge_edges.trusted_file import UntrustedFile, read_trusted_file
 
 MAX_PROFILE_BYTES: Final = 1 << 20
 
@@ -82,7 +83,8 @@ async def preflight(
 async def read_hardening(settings: BridgeSettings) -> Hardening:
     """The configured hardening with the seccomp profile's text (B-35).
 
-    :raises RefusedError: the profile cannot be read, is too large, or is no JSON object.
+    :raises RefusedError: the profile cannot be read, is too large, is no JSON object, or can be
+        changed by other accounts.
     """
     profile = settings.sandbox_seccomp_profile
     text = None if profile is None else await anyio.to_thread.run_sync(_read_profile, profile)
@@ -91,14 +93,10 @@ async def read_hardening(settings: BridgeSettings) -> Hardening:
 
 def _read_profile(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_PROFILE_BYTES + 1)
-        if len(text) > MAX_PROFILE_BYTES:
-            raise ValueError(f"it is larger than {MAX_PROFILE_BYTES} bytes")
-        return text.decode("utf-8")
-    except (OSError, ValueError) as error:
+        return read_trusted_file(path, max_bytes=MAX_PROFILE_BYTES).decode("utf-8")
+    except (UntrustedFile, UnicodeDecodeError) as error:
         raise RefusedError(
-            f"cannot read the seccomp profile {path}: {error}",
+            f"cannot use the seccomp profile {path}: {error}",
             code="configuration",
             field="FORGE_SANDBOX_SECCOMP_PROFILE",
         ) from None
