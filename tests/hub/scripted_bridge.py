@@ -21,6 +21,8 @@ API_TOKEN = "api-token-of-the-tests"
 RUNNER_TOKEN = "runner-token-of-the-tests"
 COMMIT = "a" * 40
 NOW = "2026-11-29T14:00:00.000Z"
+PERSISTED = {"accepted": True, "disposition": "persisted"}
+DUPLICATE = {"accepted": True, "disposition": "duplicate"}
 
 
 class ManualClock:
@@ -217,21 +219,21 @@ class ScriptedBridge:
     async def result(
         self, start: dict[str, Any], revision: int = 1, **changes: Any
     ) -> dict[str, Any]:
-        return await self.call(
-            "SubmitDispatchResult",
-            {
-                "attemptId": start["attemptId"],
-                "fence": start["fence"],
-                "resourceRunnerInstanceId": self.instance_id,
-                "revision": revision,
-                "outcome": "succeeded",
-                "exitCode": 0,
-                "resultCommit": "b" * 40,
-                "cleanup": "complete" if revision > 1 else "pending",
-                "timings": {"agent": {"startedAt": NOW, "durationMs": 5}},
-                **changes,
-            },
-        )
+        """A success, but for ``changes``; None leaves a field out."""
+        fields = {
+            "attemptId": start["attemptId"],
+            "fence": start["fence"],
+            "resourceRunnerInstanceId": self.instance_id,
+            "revision": revision,
+            "outcome": "succeeded",
+            "exitCode": 0,
+            "resultCommit": "b" * 40,
+            "cleanup": "complete" if revision > 1 else "pending",
+            "timings": {"agent": {"startedAt": NOW, "durationMs": 5}},
+            **changes,
+        }
+        payload = {name: value for name, value in fields.items() if value is not None}
+        return await self.call("SubmitDispatchResult", payload)
 
     async def cleanup_report(self, start: dict[str, Any], **changes: Any) -> dict[str, Any]:
         return await self.call(

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scripted_bridge import ScriptedBridge, Stage, on_stage, removed
+from scripted_bridge import DUPLICATE, PERSISTED, ScriptedBridge, Stage, on_stage, removed
 
 from forge_core.errors import HubError, HubRefused
 from forge_core.wire.from_bridge import HUB_METHODS
-
-PERSISTED = {"accepted": True, "disposition": "persisted"}
-DUPLICATE = {"accepted": True, "disposition": "duplicate"}
 
 
 def rejected(answer: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from grant_parts import PUSHES, make_sources, private_file, publish_request, pushing_bridge
-from scripted_bridge import ScriptedBridge, Stage, on_stage
+from scripted_bridge import DUPLICATE, PERSISTED, ScriptedBridge, Stage, on_stage
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
@@ -25,8 +25,6 @@ from git_server import PASSWORD, USERNAME, GitServer, git, git_server
 
 pytestmark = pytest.mark.requirement("B-63", "B-64")
 
-PERSISTED = {"accepted": True, "disposition": "persisted"}
-DUPLICATE = {"accepted": True, "disposition": "duplicate"}
 TTL_MS = 300_000
 
 
@@ -107,24 +105,19 @@ async def as_time_goes_by(stage: Stage) -> AsyncIterator[None]:
         tasks.cancel_scope.cancel()
 
 
-STOPPED = {"outcome": "failed", "failureCode": "bridge_stopped", "resultCommit": None}
+NOTHING_CAME_OF_IT = {"exitCode": None, "resultCommit": None}
 
 
 async def stopped(push: Pushing) -> None:
-    """The bridge was restarted: it tells of the push, then that it had stopped."""
-    changes = {name: value for name, value in STOPPED.items() if value is not None}
-    answer = await push.bridge.call(
-        "SubmitDispatchResult",
-        {
-            "attemptId": push.start["attemptId"],
-            "fence": push.start["fence"],
-            "resourceRunnerInstanceId": push.bridge.instance_id,
-            "revision": 2,
-            "cleanup": "complete",
-            **changes,
-        },
-    )
-    assert answer == PERSISTED
+    """The bridge was restarted, and has told already what came of the push."""
+    failed = {"outcome": "failed", "failureCode": "bridge_stopped", **NOTHING_CAME_OF_IT}
+    assert await push.bridge.result(push.start, revision=2, **failed) == PERSISTED
+
+
+async def stopped_while_pushing(push: Pushing, remote: Remote) -> None:
+    """The bridge was restarted, and does not know what came of the push."""
+    assert await push.publication(remote, "unknown") == PERSISTED
+    await stopped(push)
 
 
 # -- what a runner tells ---------------------------------------------------------------------------
@@ -179,16 +172,7 @@ async def test_a_success_that_changed_nothing_owes_no_publication(
 ) -> None:
     async with on_stage(sqlite_url, **remote.settings) as stage:
         push = await pushing(stage, remote)
-        changes = {"outcome": "succeeded", "exitCode": 0}
-        payload = {
-            "attemptId": push.start["attemptId"],
-            "fence": 1,
-            "resourceRunnerInstanceId": "i1",
-            "revision": 1,
-            "cleanup": "pending",
-            **changes,
-        }
-        assert await push.bridge.call("SubmitDispatchResult", payload) == PERSISTED
+        assert await push.bridge.result(push.start, resultCommit=None) == PERSISTED
         assert (await stage.session(push.session_id))["state"] == "succeeded"
 
 
@@ -247,8 +231,7 @@ async def test_a_runner_that_learns_what_came_of_its_push_settles_the_session(
 ) -> None:
     async with on_stage(database_url, **remote.settings) as stage:
         push = await pushing(stage, remote, retries=3)
-        assert await push.publication(remote, "unknown") == PERSISTED
-        await stopped(push)
+        await stopped_while_pushing(push, remote)
         assert (await stage.session(push.session_id))["state"] == "settling"
         assert await push.publication(remote, "pushed") == PERSISTED
         shown = await stage.session(push.session_id)
@@ -262,8 +245,7 @@ async def test_a_push_that_arrived_settles_the_session(remote: Remote, database_
     async with on_stage(database_url, **remote.settings) as stage:
         push = await pushing(stage, remote, retries=3)
         remote.move(remote.result_commit)
-        assert await push.publication(remote, "unknown") == PERSISTED
-        await stopped(push)
+        await stopped_while_pushing(push, remote)
         shown = await stage.until(push.session_id, lambda s: s["state"] == "succeeded")
         assert (shown["publication"]["outcome"], shown["publication"]["source"]) == (
             "pushed",
@@ -282,8 +264,7 @@ async def test_a_push_that_did_not_arrive_is_waited_for_and_then_dispatched_agai
 ) -> None:
     async with on_stage(database_url, **remote.settings) as stage:
         push = await pushing(stage, remote, retries=1)
-        assert await push.publication(remote, "unknown") == PERSISTED
-        await stopped(push)
+        await stopped_while_pushing(push, remote)
         shown = await stage.session(push.session_id)
         assert (shown["state"], shown["retriesLeft"]) == ("settling", 1)
         begun_ms = stage.clock.now_ms()
@@ -299,8 +280,7 @@ async def test_a_push_that_did_not_arrive_is_waited_for_and_then_dispatched_agai
 async def test_a_push_that_arrives_late_is_seen(remote: Remote, sqlite_url: str) -> None:
     async with on_stage(sqlite_url, **remote.settings) as stage:
         push = await pushing(stage, remote, retries=1)
-        assert await push.publication(remote, "unknown") == PERSISTED
-        await stopped(push)
+        await stopped_while_pushing(push, remote)
         await stage.until(push.session_id, lambda _: remote.server.seen)
         remote.move(remote.result_commit)
         async with as_time_goes_by(stage):
@@ -312,8 +292,7 @@ async def test_a_human_who_was_faster_settles_it_too(remote: Remote, sqlite_url:
     async with on_stage(sqlite_url, **remote.settings) as stage:
         push = await pushing(stage, remote, retries=3)
         remote.server.commit("repo", "main", "a human's")
-        assert await push.publication(remote, "unknown") == PERSISTED
-        await stopped(push)
+        await stopped_while_pushing(push, remote)
         shown = await stage.until(push.session_id, lambda s: s["state"] == "failed")
         assert shown["failureCode"] == "publication_stale"
         assert shown["publication"]["outcome"] == "stale_remote"
@@ -327,16 +306,8 @@ async def test_a_cancelled_session_does_not_wait_and_is_found_out_all_the_same(
         remote.move(remote.result_commit)
         await stage.api.post(f"/api/v1/sessions/{push.session_id}/cancel")
         assert await push.publication(remote, "unknown") == PERSISTED
-        cancelled = {"outcome": "cancelled", "failureCode": "cancelled"}
-        payload = {
-            "attemptId": push.start["attemptId"],
-            "fence": 1,
-            "resourceRunnerInstanceId": "i1",
-            "revision": 1,
-            "cleanup": "pending",
-            **cancelled,
-        }
-        assert await push.bridge.call("SubmitDispatchResult", payload) == PERSISTED
+        cancelled = {"outcome": "cancelled", "failureCode": "cancelled", **NOTHING_CAME_OF_IT}
+        assert await push.bridge.result(push.start, **cancelled) == PERSISTED
         assert (await stage.session(push.session_id))["state"] == "cancelled"
         shown = await stage.until(
             push.session_id, lambda s: s["publication"]["outcome"] == "pushed"
@@ -367,8 +338,7 @@ async def test_a_hub_that_is_restarted_goes_on_looking(remote: Remote, database_
     async with on_stage(database_url, **remote.settings) as stage:
         push = await pushing(stage, remote)
         remote.server.fault.status = 503
-        assert await push.publication(remote, "unknown") == PERSISTED
-        await stopped(push)
+        await stopped_while_pushing(push, remote)
         await stage.until(push.session_id, lambda _: remote.server.seen)
         assert (await stage.session(push.session_id))["state"] == "settling"
     remote.server.fault.status = None
@@ -384,8 +354,7 @@ async def test_a_remote_that_stays_away_ends_the_session_without_another_try(
     async with on_stage(sqlite_url, **remote.settings) as stage:
         push = await pushing(stage, remote, retries=3)
         remote.file.unlink()
-        assert await push.publication(remote, "unknown") == PERSISTED
-        await stopped(push)
+        await stopped_while_pushing(push, remote)
         async with as_time_goes_by(stage):
             shown = await stage.until(push.session_id, lambda s: s["state"] != "settling")
         assert (shown["state"], shown["failureCode"]) == ("failed", "bridge_stopped")
@@ -409,8 +378,7 @@ async def test_a_database_that_is_away_when_the_hub_gives_up_is_waited_for(
     async with on_stage(sqlite_url, **remote.settings) as stage:
         push = await pushing(stage, remote)
         remote.file.unlink()
-        assert await push.publication(remote, "unknown") == PERSISTED
-        await stopped(push)
+        await stopped_while_pushing(push, remote)
         async with as_time_goes_by(stage):
             shown = await stage.until(push.session_id, lambda s: s["state"] != "settling")
     assert not away
@@ -443,8 +411,7 @@ async def test_a_session_that_is_being_settled_can_be_cancelled(
 ) -> None:
     async with on_stage(sqlite_url, **remote.settings) as stage:
         push = await pushing(stage, remote, retries=3)
-        assert await push.publication(remote, "unknown") == PERSISTED
-        await stopped(push)
+        await stopped_while_pushing(push, remote)
         assert (await stage.session(push.session_id))["state"] == "settling"
         answer = await stage.api.post(f"/api/v1/sessions/{push.session_id}/cancel")
         assert answer.json()["state"] == "cancelled"

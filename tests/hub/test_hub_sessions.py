@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scripted_bridge import NOW, on_stage, removed
-
-PERSISTED = {"accepted": True, "disposition": "persisted"}
+from scripted_bridge import NOW, PERSISTED, on_stage, removed
 
 
 @pytest.mark.requirement("B-04", "B-84", "B-85", "B-95")
