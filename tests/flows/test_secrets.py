@@ -115,8 +115,9 @@ async def test_an_answer_that_is_no_grant_fails_the_attempt_by_name(
 
 
 @pytest.mark.requirement("B-60")
-async def test_the_event_loop_goes_on_while_the_forms_of_secrets_are_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("size", [stage.MASKED_AT_ONCE, stage.MASKED_AT_ONCE + 1])
+async def test_the_event_loop_goes_on_while_the_forms_of_many_secrets_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     made_in: list[threading.Thread] = []
 
@@ -126,10 +127,12 @@ async def test_the_event_loop_goes_on_while_the_forms_of_secrets_are_made(
 
     monkeypatch.setattr(stage, "Masker", make)
     async with memory_bridge(tmp_path) as bridge:
-        bridge.secrets.add(SECRET)
-        bridge.hub.answers["RedeemSecretGrant"] = granted(KEY=SECRET)
+        secret = SECRET.ljust(size, "s")
+        bridge.secrets.add(secret)
+        bridge.hub.answers["RedeemSecretGrant"] = granted(KEY=secret)
         await bridge.hub.over(await bridge.run("true", secretGrants=["handle"]))
-    assert made_in[0] is not threading.current_thread()
+    in_the_loop = made_in[0] is threading.current_thread()
+    assert in_the_loop == (size <= stage.MASKED_AT_ONCE)
 
 
 @pytest.mark.requirement("B-60", "B-55")

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import anyio._backends._asyncio as anyio_backend
+import anyio.to_thread
 
 PROCESS: Final = contextvars.ContextVar("process", default="world")
 
@@ -176,6 +177,21 @@ def ordered_scopes() -> Iterator[None]:
 
 
 @contextmanager
+def no_threads() -> Iterator[None]:
+    """Refuse worker threads: when they come back is no function of a seed."""
+    original = anyio.to_thread.run_sync
+
+    async def refuse(function: Any, *_args: Any, **_kwargs: Any) -> Any:
+        raise AssertionError(f"the simulation has no threads: {function}")
+
+    anyio.to_thread.run_sync = refuse
+    try:
+        yield
+    finally:
+        anyio.to_thread.run_sync = original
+
+
+@contextmanager
 def virtual_loop() -> Iterator[VirtualLoop]:
     """A loop for the block; what still runs at its end is thrown away without a word.
 
@@ -185,7 +201,7 @@ def virtual_loop() -> Iterator[VirtualLoop]:
     hook = sys.unraisablehook
     gc.disable()
     try:
-        with ordered_scopes():
+        with ordered_scopes(), no_threads():
             yield loop
     finally:
         sys.unraisablehook = lambda _unraisable: None
