@@ -104,7 +104,6 @@ class ExitStatus:
 
     exit_code: int
     oom_killed: bool
-    error: str = ""
 
 
 PathKind = Literal["directory", "link", "other"]

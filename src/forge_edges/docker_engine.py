@@ -190,7 +190,7 @@ class DockerEngine:
             return ExitStatus(code, oom_killed=False)
         if state.get("Status") == "created":
             raise EngineConflict(f"cannot {what}: it was never started")
-        return ExitStatus(code, bool(state.get("OOMKilled")), str(state.get("Error") or ""))
+        return ExitStatus(code, bool(state.get("OOMKilled")))
 
     async def remove_container(self, container: str) -> None:
         """Kill if need be and remove, anonymous volumes too; gone when this returns.

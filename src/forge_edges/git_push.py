@@ -33,7 +33,6 @@ from forge_edges.git import GIT, SAFE_CONFIG, clean_environment
 from forge_edges.process import Bounds, Outcome, OutputOverflow, ProcessTimedOut, run
 
 LOOK_TIMEOUT_MS: Final = 30_000
-PUSH_TIMEOUT_MS: Final = 600_000
 STALL_S: Final = 60
 """A transfer that moves less than a byte a second for so long is given up."""
 
@@ -87,7 +86,7 @@ async def push(
     branch: str,
     commit: str,
     expected: Seen,
-    timeout_ms: int = PUSH_TIMEOUT_MS,
+    timeout_ms: int,
 ) -> Pushed:
     """Move a branch to exactly ``commit`` if it still is what was seen (git-push(1)).
 

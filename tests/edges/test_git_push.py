@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -29,12 +30,14 @@ from git_parts import make_project
 
 from forge_core.errors import RefusedError
 from forge_core.publication import Credential, Remote, RemoteUnreachable, Seen
-from forge_edges.git_push import git_version, missing_for_push, push, remote_branch
+from forge_edges.git_push import git_version, missing_for_push, remote_branch
+from forge_edges.git_push import push as push_within
 from git_server import PASSWORD, USERNAME, GitServer, git, git_server
 
 pytestmark = pytest.mark.requirement("B-62", "B-63")
 
 SAMPLE = "sample"
+push = partial(push_within, timeout_ms=60_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,13 +399,15 @@ async def test_a_push_that_takes_too_long_is_ended_and_nobody_knows(
 
 PUSHER = """
 import sys
+from functools import partial
 from pathlib import Path
 import anyio
 from forge_core.publication import Credential, Remote, Seen
 from forge_edges.git_push import push
 store, url, commit, before, user, password = sys.stdin.read().split("\\n")
 remote = Remote(url, Credential(user, password))
-anyio.run(lambda: push(Path(store), remote, branch="main", commit=commit, expected=Seen(before)))
+what = {"branch": "main", "commit": commit, "expected": Seen(before), "timeout_ms": 60_000}
+anyio.run(lambda: push(Path(store), remote, **what))
 """
 
 

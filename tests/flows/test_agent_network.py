@@ -14,7 +14,7 @@ SUBNET = IPv4Network("10.231.0.16/28")
 
 @pytest.mark.requirement("B-54", "B-55")
 def test_whatever_is_beside_an_agent_is_reached_without_the_proxy() -> None:
-    network = AgentNetwork("network", SUBNET, environment=proxy_environment(SUBNET))
+    network = AgentNetwork("network", environment=proxy_environment(SUBNET))
     told = network.reaching("10.231.0.19").environment
     for name in ("NO_PROXY", "no_proxy"):
         direct = set(told[name].split(","))
@@ -23,5 +23,5 @@ def test_whatever_is_beside_an_agent_is_reached_without_the_proxy() -> None:
 
 
 def test_an_agent_without_a_proxy_is_told_of_none() -> None:
-    network = AgentNetwork("network", SUBNET)
+    network = AgentNetwork("network")
     assert network.reaching("10.231.0.19") == network

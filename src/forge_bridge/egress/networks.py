@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address
 from typing import Final, Protocol
 
 from forge_core.errors import EngineRefused, EngineSubnetTaken, RefusedError
@@ -30,7 +30,6 @@ class AgentNetwork:
     """
 
     name: str
-    subnet: IPv4Network
     name_servers: tuple[IPv4Address, ...] = (NO_NAME_SERVER,)
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -119,7 +119,7 @@ async def prove_closed_network(trial: Trial, pool: IPv4Network) -> None:
             spec = await maker.create_network(AGENT_NETWORK, is_internal=True)
             seen = await look_around(
                 maker,
-                AgentNetwork(spec.name, spec.subnet),
+                AgentNetwork(spec.name),
                 image=trial.tooling_image,
                 wait_ms=None,
                 addresses=await maker.host_addresses(),

@@ -97,9 +97,7 @@ async def open_egress(maker: Maker, egress: Egress) -> AsyncIterator[AgentNetwor
         tasks.start_soon(_hold, maker.engine, container, stream, masker)
         with suppress(EngineUnreachable):  # it has ended, and what holds it says why
             await stream.send(f"{conf}{_END}\n".encode())
-        network = AgentNetwork(
-            inner.name, inner.subnet, environment=proxy_environment(inner.subnet)
-        )
+        network = AgentNetwork(inner.name, environment=proxy_environment(inner.subnet))
         seen = await look_around(maker, network, image=egress.probe_image, wait_ms=READY_MS)
         if faults := seen.faults():
             raise RefusedError(

@@ -47,10 +47,10 @@ class AttemptNetwork:
                 network = await beside.start(self._hold_egress, context)
             case NetworkPolicy.OPEN_PUBLIC:
                 spec = await context.create_network(AGENT_NETWORK, is_internal=False)
-                network = AgentNetwork(spec.name, spec.subnet, name_servers=())
+                network = AgentNetwork(spec.name, name_servers=())
             case NetworkPolicy.NONE:
                 spec = await context.create_network(AGENT_NETWORK, is_internal=True)
-                network = AgentNetwork(spec.name, spec.subnet)
+                network = AgentNetwork(spec.name)
         if context.settings.custom_ca is not None:
             trust = trust_environment()
             network = replace(network, environment={**network.environment, **trust})

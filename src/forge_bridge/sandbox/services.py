@@ -108,7 +108,6 @@ class _Service:
         assert network is not None
         image = await self._image()
         spec = service_spec(
-            self._kind,
             image,
             self._tooling,
             owner=context.run.state.owner,

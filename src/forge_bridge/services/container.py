@@ -22,7 +22,7 @@ from forge_core.sandbox_spec import (
     image_variables,
     image_volumes,
 )
-from forge_core.services import DATA, PASSWORD_VARIABLE, ServiceKind, data_bytes
+from forge_core.services import DATA, PASSWORD_VARIABLE, data_bytes
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 UNUSED_BYTES = 1 << 20
@@ -63,7 +63,6 @@ class ServiceImage:
 
 
 def service_spec(
-    kind: ServiceKind,
     image: ServiceImage,
     tooling: ToolingTree,
     *,

@@ -165,9 +165,7 @@ async def _ask(
     trial: Trial, kind: ServiceKind, image: ServiceImage, tooling: ToolingTree, request: str
 ) -> str:
     """Run the image once; the line that it prints."""
-    spec = service_spec(
-        kind, image, tooling, owner=trial.owner, role=kind.role, share=kind.share(WHOLE)
-    )
+    spec = service_spec(image, tooling, owner=trial.owner, role=kind.role, share=kind.share(WHOLE))
     asked, password = container_request(spec, trial.hardening), secrets.token_hex(16)
     orders = partial(
         init_frame,
