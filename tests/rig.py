@@ -21,7 +21,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from engines import REPOSITORY, Engine
-from forge_bridge.status import read_status
+from forge_bridge.status import BridgeStatus, read_status
 
 SAMPLE = REPOSITORY / "examples" / "sample-project"
 TRUST_DOMAIN = "test-domain"
@@ -230,6 +230,18 @@ class Rig:
 
     def diagnostics(self, session_id: str) -> dict[str, Any]:
         return dict(self.get(f"/sessions/{session_id}/diagnostics"))
+
+    def told(self, session_id: str) -> dict[str, dict[str, Any]]:
+        """The last payload of each type of event."""
+        return {e["type"]: e["payload"] for e in self.diagnostics(session_id)["timeline"]}
+
+    # -- what the bridge says -------------------------------------------------------------------
+
+    def status(self) -> BridgeStatus:
+        """What it wrote last about itself."""
+        found = read_status(self.state_root)
+        assert found is not None, f"no status in {self.state_root}"
+        return found
 
     # -- what the engine says -------------------------------------------------------------------
 

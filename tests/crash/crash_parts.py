@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import quote
 
 from engines import Engine
-from forge_bridge.status import BridgeStatus, read_status
 from forge_core.labels import Owner
 from git_server import git_server, make_credentials
 from rig import RUNNER_TOKEN, TRUST_DOMAIN, Daemon, Rig, git, wait_for
@@ -247,11 +246,6 @@ class CrashRig(Rig):
 
     def bridge_log(self) -> str:
         return self.bridge.log.read_text()
-
-    def status(self) -> BridgeStatus:
-        found = read_status(self.state_root)
-        assert found is not None
-        return found
 
     def evidence(self, session_id: str) -> Evidence:
         """Read all three places by other doors than the bridge's own."""

@@ -8,18 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from forge_bridge.status import BridgeStatus, read_status
 from own_daemon import OwnDaemon
 from rig import Rig, running_rig, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnDaemon]:
-    own = OwnDaemon(tmp_path_factory.mktemp("own"))
-    yield own
-    own.remove()
 
 
 @pytest.fixture
@@ -28,23 +20,17 @@ def rig(tmp_path: Path, daemon: OwnDaemon, runner_id: str) -> Iterator[Rig]:
         yield rig
 
 
-def status(rig: Rig) -> BridgeStatus:
-    found = read_status(rig.state_root)
-    assert found is not None
-    return found
-
-
 @pytest.mark.requirement("B-05", "B-86")
 def test_a_killed_engine_ends_the_attempt_and_takes_work_again(rig: Rig, daemon: OwnDaemon) -> None:
     session_id = rig.dispatch("sleep", "600", leaseTtlMs=60_000, limits={"idleMs": 60_000})
     rig.wait_event(session_id, "agent.started")
     daemon.signal(signal.SIGKILL)
-    wait_for("the bridge to notice", lambda: status(rig).engine_away)
+    wait_for("the bridge to notice", lambda: rig.status().engine_away)
     daemon.start()
-    wait_for("the bridge to look again", lambda: status(rig).engine_away is None)
+    wait_for("the bridge to look again", lambda: rig.status().engine_away is None)
     result = rig.wait_over(session_id, deadline_s=120)
     assert result["failureCode"] in {"engine_lost", "supervisor_lost"}, result
-    wait_for("the capacity to be whole", lambda: status(rig).degraded_reservation_count == 0, 90)
+    wait_for("the capacity to be whole", lambda: rig.status().degraded_reservation_count == 0, 90)
     assert not rig.resources()
     assert rig.wait_over(rig.dispatch("true"))["outcome"] == "succeeded"
 
@@ -53,7 +39,7 @@ def test_a_killed_engine_ends_the_attempt_and_takes_work_again(rig: Rig, daemon:
 def test_a_frozen_engine_admits_nothing_and_thaws(rig: Rig, daemon: OwnDaemon) -> None:
     daemon.signal(signal.SIGSTOP)
     try:
-        wait_for("the bridge to notice", lambda: status(rig).engine_away)
+        wait_for("the bridge to notice", lambda: rig.status().engine_away)
         session_id = rig.dispatch("true")
         refused = wait_for(
             "the refusal",

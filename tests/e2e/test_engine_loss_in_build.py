@@ -8,21 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from project_parts import commit, dispatch
 
-from forge_bridge.status import BridgeStatus, read_status
+import processes
 from own_daemon import OwnDaemon
 from rig import Rig, running_rig, wait_for
 
-CONTRACT = "version: 1\nimage:\n  dockerfile: .forge/Dockerfile\n"
+PATIENT = {"leaseTtlMs": 60_000}
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnDaemon]:
-    own = OwnDaemon(tmp_path_factory.mktemp("own"))
-    yield own
-    own.remove()
 
 
 @pytest.fixture
@@ -35,37 +29,14 @@ def rig(tmp_path: Path, daemon: OwnDaemon, runner_id: str) -> Iterator[Rig]:
         yield rig
 
 
-def status(rig: Rig) -> BridgeStatus:
-    found = read_status(rig.state_root)
-    assert found is not None
-    return found
-
-
-def commit(rig: Rig, step: str) -> str:
-    dockerfile = f"FROM {rig.engine.busybox_image}\nUSER root\n{step}\n"
-    return rig.add_commit({".forge/forge.sandbox.yml": CONTRACT, ".forge/Dockerfile": dockerfile})
-
-
-def dispatch(rig: Rig, approved: str) -> str:
-    return rig.dispatch("true", inputCommit=approved, approvedCommit=approved, leaseTtlMs=60_000)
-
-
-def steps(marker: str) -> list[int]:
-    """The processes of this machine with the marker among their arguments."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if marker.encode() in words:
-            found.append(int(path.parent.name))
-    return found
-
-
 def of_attempts(rig: Rig) -> list[str]:
     """What the engine holds for attempts; the bridge's own goes with the bridge."""
     return [name for name in rig.resources() if not name.startswith("forge-tooling")]
+
+
+def require_builds(rig: Rig) -> None:
+    session_id = dispatch(rig, commit(rig, "RUN true"), **PATIENT)
+    assert rig.wait_over(session_id)["outcome"] == "succeeded"
 
 
 def children(process_id: int) -> str:
@@ -78,29 +49,29 @@ def children(process_id: int) -> str:
 def test_an_engine_that_dies_ends_all_that_wait_for_its_build(rig: Rig, daemon: OwnDaemon) -> None:
     marker = f"601.{os.getpid()}"
     approved = commit(rig, f"RUN sleep {marker}")
-    sessions = [dispatch(rig, approved) for _ in range(2)]
+    sessions = [dispatch(rig, approved, **PATIENT) for _ in range(2)]
     for session_id in sessions:
         rig.wait_event(session_id, "offer.reserved")
-    wait_for("the step to run", lambda: steps(marker))
+    wait_for("the step to run", lambda: processes.with_argument(marker))
     daemon.signal(signal.SIGKILL)
-    wait_for("the bridge to notice", lambda: status(rig).engine_away)
+    wait_for("the bridge to notice", lambda: rig.status().engine_away)
     daemon.start()
-    wait_for("the bridge to look again", lambda: status(rig).engine_away is None)
+    wait_for("the bridge to look again", lambda: rig.status().engine_away is None)
     for session_id in sessions:
         result = rig.wait_over(session_id, deadline_s=120)
         assert result["failureCode"] == "engine_lost", result
     assert not of_attempts(rig)
-    assert rig.wait_over(dispatch(rig, commit(rig, "RUN true")))["outcome"] == "succeeded"
+    require_builds(rig)
     # An engine that is killed leaves a step of its own builder to its host, which is this one.
-    for process_id in steps(marker):
+    for process_id in processes.with_argument(marker):
         os.kill(process_id, signal.SIGKILL)
 
 
 @pytest.mark.requirement("B-05", "B-72")
 def test_a_build_in_a_frozen_engine_can_be_cancelled(rig: Rig, daemon: OwnDaemon) -> None:
     marker = f"602.{os.getpid()}"
-    session_id = dispatch(rig, commit(rig, f"RUN sleep {marker}"))
-    wait_for("the step to run", lambda: steps(marker))
+    session_id = dispatch(rig, commit(rig, f"RUN sleep {marker}"), **PATIENT)
+    wait_for("the step to run", lambda: processes.with_argument(marker))
     daemon.signal(signal.SIGSTOP)
     try:
         rig.post(f"/sessions/{session_id}/cancel", {"reason": "enough"})
@@ -108,6 +79,6 @@ def test_a_build_in_a_frozen_engine_can_be_cancelled(rig: Rig, daemon: OwnDaemon
     finally:
         daemon.signal(signal.SIGCONT)
     assert rig.wait_over(session_id, deadline_s=120)["outcome"] == "cancelled"
-    wait_for("the step to end", lambda: not steps(marker))
+    wait_for("the step to end", lambda: not processes.with_argument(marker))
     assert not of_attempts(rig)
-    assert rig.wait_over(dispatch(rig, commit(rig, "RUN true")))["outcome"] == "succeeded"
+    require_builds(rig)

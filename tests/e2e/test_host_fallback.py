@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import processes
 from engines import Engine
 from rig import TRUST_DOMAIN, Rig, git, running_rig, wait_for
 
@@ -47,18 +48,6 @@ def rig(
     assert rig.left_on_host() == []
 
 
-def running(sign: str) -> list[str]:
-    """The processes that have this in their command line."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if sign in entry.read_text("utf-8", "replace"):
-                found.append(entry.parent.name)
-        except OSError:
-            continue
-    return found
-
-
 def permit(rig: Rig, *, enabled: bool = True, ahead: timedelta | None = timedelta(days=1)) -> None:
     """What the project's owner and the operator say."""
     policy: dict[str, Any] = {"policy": "sandbox_preferred", "trustDomainId": TRUST_DOMAIN}
@@ -79,7 +68,7 @@ def persistent(rig: Rig, **more: Any) -> tuple[str, str]:
     sign = uuid.uuid4().hex
     session_id = rig.dispatch("sh", "-c", PERSISTENT, sign, **more)
     wait_for("the agent", lambda: "up" in rig.diagnostics(session_id)["logTail"])
-    assert len(running(sign)) >= 3
+    assert len(processes.saying(sign)) >= 3
     return session_id, sign
 
 
@@ -177,7 +166,7 @@ def test_whatever_ends_it_ends_the_whole_tree(rig: Rig, limits: dict[str, int], 
     if not limits:
         rig.post(f"/sessions/{session_id}/cancel", {"reason": "enough"})
     assert rig.wait_over(session_id)["failureCode"] == code
-    assert running(sign) == []
+    assert processes.saying(sign) == []
     assert rig.left_on_host() == []
 
 
@@ -186,7 +175,7 @@ def test_the_lease_when_renewals_stop_coming(rig: Rig) -> None:
     session_id, sign = persistent(rig, policy="host", projectId="another", leaseTtlMs=3_000)
     rig.hub.signal(signal.SIGSTOP)
     try:
-        wait_for("the tree to go", lambda: not running(sign), 20)
+        wait_for("the tree to go", lambda: not processes.saying(sign), 20)
     finally:
         rig.hub.signal(signal.SIGCONT)
     assert rig.wait_over(session_id)["failureCode"] == "lease_expired"
@@ -197,7 +186,7 @@ def test_with_the_bridge_frozen_the_tree_ends_by_its_own_lease(rig: Rig) -> None
     session_id, sign = persistent(rig, policy="host", projectId="another", leaseTtlMs=3_000)
     rig.bridge.signal(signal.SIGSTOP)
     try:
-        wait_for("the tree to go", lambda: not running(sign), 20)
+        wait_for("the tree to go", lambda: not processes.saying(sign), 20)
     finally:
         rig.bridge.signal(signal.SIGCONT)
     assert rig.wait_over(session_id)["failureCode"] == "lease_expired"
@@ -208,7 +197,7 @@ def test_with_the_bridge_frozen_the_tree_ends_by_its_own_lease(rig: Rig) -> None
 def test_a_bridge_that_is_killed_takes_the_tree_along_and_its_next_life_the_rest(rig: Rig) -> None:
     session_id, sign = persistent(rig, policy="host", projectId="another")
     rig.bridge.kill()
-    wait_for("the tree to go", lambda: not running(sign), 20)
+    wait_for("the tree to go", lambda: not processes.saying(sign), 20)
     assert [name for name in rig.left_on_host() if name.startswith("forge-")]
     rig.start_bridge(**WITHOUT_SANDBOX)
     assert rig.wait_over(session_id)["failureCode"] == "bridge_stopped"
@@ -229,7 +218,7 @@ def test_what_outlives_bridge_and_supervisor_is_ended_by_a_reap(rig: Rig) -> Non
     ]
     os.kill(int(supervisor), signal.SIGSTOP)
     rig.bridge.kill()
-    assert running(sign)
+    assert processes.saying(sign)
     program = [sys.executable, "-m", "forge_bridge", "sandbox", "reap", "--json"]
     environment = rig._environment(
         DOCKER_HOST=rig.engine.base_url,
@@ -241,10 +230,10 @@ def test_what_outlives_bridge_and_supervisor_is_ended_by_a_reap(rig: Rig) -> Non
     roles = ["host-agent", "host-workspace"]
     assert sorted(r["role"] for r in planned["resources"]) == roles
     assert all(r["listed"] for r in planned["resources"])
-    assert running(sign)
+    assert processes.saying(sign)
     done = json.loads(subprocess.check_output(program, env=environment))
     assert sorted(r["role"] for r in done["resources"] if r["outcome"] == "removed") == roles
-    assert running(sign) == []
+    assert processes.saying(sign) == []
     assert rig.left_on_host() == []
     rig.start_bridge(**WITHOUT_SANDBOX)
     assert rig.wait_over(session_id)["failureCode"] == "bridge_stopped"

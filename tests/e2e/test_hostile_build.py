@@ -7,54 +7,19 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import quote
 
 import pytest
+from project_parts import Images, commit, dispatch
 
 from engines import Engine
 from forge_core.sealed import encode, seal, unseal
 from rig import API_TOKEN, RUNNER_TOKEN, Rig, git, running_rig, wait_for
 
-CONTRACT = "version: 1\nimage:\n  dockerfile: .forge/Dockerfile\n"
 MARKER = "words-that-only-the-build-says"
 KEPT_BYTES = 1 << 20
 MIB = 1 << 20
 
 pytestmark = [pytest.mark.engine("d26", "r26"), pytest.mark.timeout(180)]
-
-
-class Images:
-    """What the engine has, by another door than ours."""
-
-    def __init__(self, engine: Engine, runner_id: str) -> None:
-        self._api = engine.api
-        labels = [f"dev.forge.runner-id={runner_id}", "dev.forge.managed=image"]
-        self._filters = json.dumps({"label": labels})
-
-    def all(self) -> dict[str, list[str]]:
-        """The names of each image that this runner has built, by its id."""
-        found = self._api.get("/images/json", {"filters": self._filters})
-        return {image["Id"]: sorted(image["RepoTags"] or ()) for image in found}
-
-    def tag(self, image: str, name: str) -> None:
-        repository, _, tag = name.rpartition(":")
-        path = f"/images/{quote(image, safe='')}/tag"
-        status, answer = self._api.call("POST", path, {"repo": repository, "tag": tag})
-        assert status == 201, answer
-
-    def commit(self, image: str, name: str) -> str:
-        """An image made of another one's container, as anybody could; its id."""
-        container = json.dumps({"Image": image})
-        created = json.loads(self._api.call("POST", "/containers/create", body=container)[1])["Id"]
-        try:
-            repository, _, tag = name.rpartition(":")
-            query = {"container": created, "repo": repository, "tag": tag}
-            return str(json.loads(self._api.call("POST", "/commit", query)[1])["Id"])
-        finally:
-            self._api.call("DELETE", f"/containers/{created}", {"force": "1"})
-
-    def remove(self, name: str) -> None:
-        self._api.call("DELETE", f"/images/{quote(name, safe='')}", {"force": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -63,30 +28,12 @@ def rig(
 ) -> Iterator[Rig]:
     with running_rig(tmp_path_factory.mktemp("rig"), engine, module_runner_id) as rig:
         yield rig
-    images = Images(engine, module_runner_id)
-    for image in images.all():
-        images.remove(image)
+    Images(engine, module_runner_id).clear()
 
 
 @pytest.fixture
 def images(engine: Engine, module_runner_id: str) -> Images:
     return Images(engine, module_runner_id)
-
-
-def commit(rig: Rig, *steps: str, files: Mapping[str, str] | None = None) -> str:
-    """A project whose image is busybox and these steps."""
-    dockerfile = "\n".join((f"FROM {rig.engine.busybox_image}", "USER root", *steps, ""))
-    ours = {".forge/forge.sandbox.yml": CONTRACT, ".forge/Dockerfile": dockerfile}
-    return rig.add_commit({**ours, **(files or {})})
-
-
-def dispatch(rig: Rig, approved: str, *argv: str, **more: Any) -> str:
-    return rig.dispatch(*argv, inputCommit=approved, approvedCommit=approved, **more)
-
-
-def told(rig: Rig, session_id: str) -> dict[str, dict[str, Any]]:
-    """The last payload of each type of event."""
-    return {e["type"]: e["payload"] for e in rig.diagnostics(session_id)["timeline"]}
 
 
 def log_of(rig: Rig, result: Mapping[str, Any]) -> bytes:
@@ -133,7 +80,7 @@ def test_an_image_that_leads_mounts_elsewhere_is_refused(
     result = rig.wait_over(session_id)
     assert result["failureCode"] == "image_policy_denied"
     assert word in result["summary"]
-    assert told(rig, session_id)["build.failed"]["stage"] == "contents"
+    assert rig.told(session_id)["build.failed"]["stage"] == "contents"
     assert images.all() == before
 
 
@@ -181,17 +128,17 @@ def test_names_that_others_move_decide_nothing(rig: Rig, images: Images) -> None
     approved = commit(rig, "RUN echo proven > /which")
     first = dispatch(rig, approved, "cat", "/which")
     assert rig.wait_over(first)["outcome"] == "succeeded"
-    resolved = told(rig, first)["image.resolved"]
+    resolved = rig.told(first)["image.resolved"]
     (name,) = images.all()[resolved["digest"]]
     images.tag(rig.engine.busybox_image, name)
     again = dispatch(rig, approved, "cat", "/which")
     assert rig.wait_over(again)["outcome"] == "succeeded"
-    assert told(rig, again)["image.resolved"] == {**resolved, "cache": "hit"}
+    assert rig.told(again)["image.resolved"] == {**resolved, "cache": "hit"}
     assert rig.diagnostics(again)["logTail"] == "proven\n"
     images.remove(resolved["digest"])
     built = dispatch(rig, approved, "cat", "/which")
     assert rig.wait_over(built)["outcome"] == "succeeded"
-    assert told(rig, built)["image.resolved"]["cache"] == "miss"
+    assert rig.told(built)["image.resolved"]["cache"] == "miss"
     assert rig.diagnostics(built)["logTail"] == "proven\n"
 
 
@@ -201,7 +148,7 @@ def test_a_record_that_names_another_image_is_not_believed(rig: Rig, images: Ima
     approved = commit(rig, "RUN echo proven > /which && ls /etc > /more")
     first = dispatch(rig, approved, "cat", "/which")
     assert rig.wait_over(first)["outcome"] == "succeeded"
-    resolved = told(rig, first)["image.resolved"]
+    resolved = rig.told(first)["image.resolved"]
     record = rig.state_root / "images" / f"{resolved['imageKey']}.json"
     other = rig.engine.api.get(f"/images/{rig.engine.tooling_image}/json")["Id"]
     rig.bridge.stop()
@@ -212,7 +159,7 @@ def test_a_record_that_names_another_image_is_not_believed(rig: Rig, images: Ima
     again = dispatch(rig, approved, "cat", "/which")
     assert rig.wait_over(again)["outcome"] == "succeeded"
     assert rig.diagnostics(again)["logTail"] == "proven\n"
-    assert told(rig, again)["image.resolved"]["cache"] == "miss"
+    assert rig.told(again)["image.resolved"]["cache"] == "miss"
     assert other not in images.all()
     assert rig.engine.api.call("GET", f"/images/{other}/json")[0] == 200
 
@@ -222,7 +169,7 @@ def test_what_others_made_of_an_image_stays_under_any_pressure(rig: Rig, images:
     approved = commit(rig, "RUN echo ours > /which && ls /usr > /more")
     session_id = dispatch(rig, approved, "true")
     assert rig.wait_over(session_id)["outcome"] == "succeeded"
-    image = told(rig, session_id)["image.resolved"]["digest"]
+    image = rig.told(session_id)["image.resolved"]["digest"]
     tagged, child = (f"forge-test-{word}-{os.getpid()}:1" for word in ("tagged", "child"))
     images.tag(image, tagged)
     theirs = {images.commit(image, child), images.commit(image, "")}
@@ -254,7 +201,7 @@ def test_200_mb_of_output_take_no_memory_and_little_disk(rig: Rig, images: Image
     session_id = dispatch(rig, commit(rig, f"RUN {loud}"), "true")
     result = rig.wait_over(session_id, 150)
     assert result["failureCode"] == "image_build_failed"
-    log, failed = log_of(rig, result), told(rig, session_id)["build.failed"]
+    log, failed = log_of(rig, result), rig.told(session_id)["build.failed"]
     assert MARKER.encode() in log
     assert len(log) <= KEPT_BYTES + 100
     # BuildKit leaves out most of it by itself, at so much a second.
@@ -375,7 +322,7 @@ def test_a_dockerfile_that_would_build_otherwise_than_it_reads_is_not_built(
     result = rig.wait_over(session_id)
     assert result["failureCode"] == "image_policy_denied"
     assert line in result["summary"]
-    assert "build.started" not in told(rig, session_id)
+    assert "build.started" not in rig.told(session_id)
 
 
 @pytest.mark.requirement("B-52")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from project_parts import Images, commit, dispatch
 
+import processes
 from engines import Engine, extra_image
 from rig import Rig, wait_for
 
-CONTRACT = "version: 1\nimage:\n  dockerfile: .forge/Dockerfile\n"
 PIDS = 200
 BOMB = """\
 import os, time
@@ -49,35 +48,17 @@ def rig(
         for name in rig.resources():
             assert name.startswith("forge-build-cache-"), name  # it outlives its builder
             engine.api.call("DELETE", f"/volumes/{name}", {"force": "1"})
-        label = json.dumps({"label": [f"dev.forge.runner-id={module_runner_id}"]})
-        for image in engine.api.get("/images/json", {"filters": label}):
-            engine.api.call("DELETE", f"/images/{image['Id']}", {"force": "1"})
+        Images(engine, module_runner_id).clear()
 
 
-def commit(rig: Rig, program: str, name: str) -> str:
+def running(rig: Rig, program: str, name: str) -> str:
     """A project whose image runs this program when it is built."""
     dockerfile = f"FROM {rig.engine.tooling_image}\nCOPY run.py /\nRUN python3 /run.py {name}\n"
-    files = {".forge/forge.sandbox.yml": CONTRACT, ".forge/Dockerfile": dockerfile}
-    return rig.add_commit({**files, "run.py": program})
-
-
-def dispatch(rig: Rig, approved: str) -> str:
-    return rig.dispatch("true", inputCommit=approved, approvedCommit=approved)
-
-
-def processes(name: str) -> int:
-    """How many on this machine have the name among their arguments."""
-    found = 0
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found += name.encode() in path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-    return found
+    return commit(rig, files={".forge/Dockerfile": dockerfile, "run.py": program})
 
 
 def require_no_image(rig: Rig, session_id: str) -> None:
-    told = {event["type"] for event in rig.diagnostics(session_id)["timeline"]}
+    told = rig.told(session_id).keys()
     assert "build.started" in told
     assert not {"build.finished", "image.resolved"} & told
 
@@ -85,38 +66,38 @@ def require_no_image(rig: Rig, session_id: str) -> None:
 @pytest.mark.requirement("B-33", "B-72")
 def test_a_fork_bomb_is_bounded_until_it_is_cancelled(rig: Rig) -> None:
     name = f"bomb-{os.getpid()}"
-    session_id = dispatch(rig, commit(rig, BOMB, name))
-    wait_for("the bomb to reach its bound", lambda: processes(name) > PIDS // 2)
-    assert processes(name) <= PIDS
+    session_id = dispatch(rig, running(rig, BOMB, name))
+    wait_for("the bomb to reach its bound", lambda: len(processes.with_argument(name)) > PIDS // 2)
+    assert len(processes.with_argument(name)) <= PIDS
     rig.post(f"/sessions/{session_id}/cancel", {"reason": "enough"})
     assert rig.wait_over(session_id)["outcome"] == "cancelled"
-    wait_for("the bomb to end", lambda: not processes(name))
+    wait_for("the bomb to end", lambda: not processes.with_argument(name))
     require_no_image(rig, session_id)
-    assert rig.wait_over(dispatch(rig, commit(rig, "", "harmless")), 120)["outcome"] == "succeeded"
+    assert rig.wait_over(dispatch(rig, running(rig, "", "harmless")), 120)["outcome"] == "succeeded"
 
 
 @pytest.mark.requirement("B-33", "B-90")
 def test_a_memory_eater_fails_its_build_and_no_other(rig: Rig) -> None:
-    session_id = dispatch(rig, commit(rig, EATER, f"eater-{os.getpid()}"))
+    session_id = dispatch(rig, running(rig, EATER, f"eater-{os.getpid()}"))
     result = rig.wait_over(session_id, 120)
     assert result["failureCode"] == "image_build_failed"
     require_no_image(rig, session_id)
-    assert rig.wait_over(dispatch(rig, commit(rig, "", "harmless")), 120)["outcome"] == "succeeded"
+    assert rig.wait_over(dispatch(rig, running(rig, "", "harmless")), 120)["outcome"] == "succeeded"
 
 
 @pytest.mark.requirement("B-27", "B-33")
 def test_a_builder_that_dies_ends_all_that_wait_and_is_made_anew(rig: Rig) -> None:
     name = f"sleeper-{os.getpid()}"
-    approved = commit(rig, "import time\ntime.sleep(30)\n", name)
+    approved = running(rig, "import time\ntime.sleep(30)\n", name)
     sessions = [dispatch(rig, approved) for _ in range(2)]
     for session_id in sessions:
         rig.wait_event(session_id, "offer.reserved")
-    wait_for("the step to run", lambda: processes(name))
+    wait_for("the step to run", lambda: processes.with_argument(name))
     (builder,) = (one for one in rig.resources() if one.startswith("forge-builder-"))
     rig.engine.api.call("POST", f"/containers/{builder}/kill")
     for session_id in sessions:
         result = rig.wait_over(session_id, 120)
         assert result["failureCode"] == "image_build_failed"
         assert "the builder ended while it built" in result["summary"]
-    wait_for("the step to end", lambda: not processes(name))
-    assert rig.wait_over(dispatch(rig, commit(rig, "", "harmless")), 120)["outcome"] == "succeeded"
+    wait_for("the step to end", lambda: not processes.with_argument(name))
+    assert rig.wait_over(dispatch(rig, running(rig, "", "harmless")), 120)["outcome"] == "succeeded"

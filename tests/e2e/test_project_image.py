@@ -7,37 +7,17 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 import pytest
+from project_parts import Images, commit, dispatch
 
+import processes
 from engines import Engine
 from rig import Rig, git, running_rig, wait_for
 
-CONTRACT = "version: 1\nimage:\n  dockerfile: .forge/Dockerfile\n"
 MARKER = "words-that-only-the-build-says"
 
 pytestmark = pytest.mark.engine("d26", "r26")
-
-
-class Images:
-    """What a runner has built, by another door than ours."""
-
-    def __init__(self, engine: Engine, runner_id: str) -> None:
-        self._api = engine.api
-        labels = [f"dev.forge.runner-id={runner_id}", "dev.forge.managed=image"]
-        self._filters = json.dumps({"label": labels})
-
-    def names(self) -> list[str]:
-        found = self._api.get("/images/json", {"filters": self._filters})
-        return sorted(name for image in found for name in image["RepoTags"] or ())
-
-    def remove(self) -> None:
-        for name in self.names():
-            self._api.call("DELETE", f"/images/{quote(name, safe='')}")
-        assert self.names() == []
 
 
 @pytest.fixture(scope="module")
@@ -46,31 +26,12 @@ def rig(
 ) -> Iterator[Rig]:
     with running_rig(tmp_path_factory.mktemp("rig"), engine, module_runner_id) as rig:
         yield rig
-    Images(engine, module_runner_id).remove()
+    Images(engine, module_runner_id).clear()
 
 
 @pytest.fixture
 def images(engine: Engine, module_runner_id: str) -> Images:
     return Images(engine, module_runner_id)
-
-
-def commit(rig: Rig, *steps: str, more: str = "") -> str:
-    """A project whose image is busybox and these steps.
-
-    :param more: what its contract says besides.
-    """
-    dockerfile = "\n".join((f"FROM {rig.engine.busybox_image}", "USER root", *steps, ""))
-    files = {".forge/forge.sandbox.yml": CONTRACT + more, ".forge/Dockerfile": dockerfile}
-    return rig.add_commit(files)
-
-
-def dispatch(rig: Rig, approved: str, *argv: str, **more: Any) -> str:
-    return rig.dispatch(*argv, inputCommit=approved, approvedCommit=approved, **more)
-
-
-def told(rig: Rig, session_id: str) -> dict[str, dict[str, Any]]:
-    """The last payload of each type of event."""
-    return {e["type"]: e["payload"] for e in rig.diagnostics(session_id)["timeline"]}
 
 
 @pytest.mark.requirement("B-27", "B-29", "B-52", "B-84")
@@ -84,7 +45,7 @@ def test_an_attempt_runs_in_the_image_of_its_project(rig: Rig, images: Images) -
     assert rig.diagnostics(session_id)["logTail"].split("\n") == [version, "no python", "1000", ""]
     store = rig.state_root / "repositories" / "sample.git"
     assert git(store, "diff", "--name-only", approved, result["resultCommit"]) == "VERSION"
-    events = told(rig, session_id)
+    events = rig.told(session_id)
     assert {"build.started", "build.finished"} < events.keys()
     resolved = events["image.resolved"]
     assert resolved["cache"] == "miss"
@@ -105,8 +66,8 @@ def test_the_same_key_needs_no_build_and_survives_the_bridge(rig: Rig) -> None:
     second = dispatch(rig, again, "cat", "/once")
     result = rig.wait_over(second)
     assert result["outcome"] == "succeeded", result
-    assert "build.started" not in told(rig, second)
-    one, other = (told(rig, session)["image.resolved"] for session in (first, second))
+    assert "build.started" not in rig.told(second)
+    one, other = (rig.told(session)["image.resolved"] for session in (first, second))
     assert (other["cache"], other["digest"]) == ("hit", one["digest"])
 
 
@@ -126,7 +87,7 @@ def test_an_image_that_would_reach_pid_1_is_refused(
     result = rig.wait_over(session_id)
     assert result["failureCode"] == "image_policy_denied"
     assert word in result["summary"]
-    assert told(rig, session_id)["build.failed"]["stage"] == "contents"
+    assert rig.told(session_id)["build.failed"]["stage"] == "contents"
     assert images.names() == before
 
 
@@ -142,7 +103,7 @@ def test_a_pinned_reference_is_an_image_too(rig: Rig) -> None:
 @pytest.mark.requirement("B-41")
 def test_the_contract_shapes_the_container(rig: Rig) -> None:
     wishes = "tmp:\n  executable: true\nenvironment:\n  GREETING: hello\n"
-    approved = commit(rig, more=wishes)
+    approved = commit(rig, wishes=wishes)
     script = 'cp "$(readlink -f /proc/$$/exe)" /tmp/busybox && /tmp/busybox echo "$GREETING"'
     session_id = dispatch(rig, approved, "sh", "-c", script)
     assert rig.wait_over(session_id)["outcome"] == "succeeded"
@@ -156,7 +117,7 @@ def test_a_failed_build_leaves_its_log_and_tells_nothing_of_it(rig: Rig, images:
     session_id = dispatch(rig, commit(rig, f"RUN {loud}"), "true")
     result = rig.wait_over(session_id)
     assert result["failureCode"] == "image_build_failed"
-    failed = told(rig, session_id)["build.failed"]
+    failed = rig.told(session_id)["build.failed"]
     key = result["summary"].partition("build-logs/")[2].partition("/")[0]
     log = rig.state_root / "build-logs" / key / "project.log"
     content = log.read_bytes()
@@ -174,29 +135,16 @@ def test_a_failed_build_leaves_its_log_and_tells_nothing_of_it(rig: Rig, images:
     assert images.names() == before
 
 
-def sleepers(marker: str) -> list[int]:
-    """The processes of this machine whose command line has the marker."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if marker.encode() in words:
-            found.append(int(path.parent.name))
-    return found
-
-
 @pytest.mark.requirement("B-72")
 def test_a_cancel_ends_the_build_at_once(rig: Rig, images: Images) -> None:
     marker, before = f"600.{os.getpid()}1", images.names()
     session_id = dispatch(rig, commit(rig, f"RUN sleep {marker}"), "true")
-    wait_for("the step to run", lambda: sleepers(marker))
+    wait_for("the step to run", lambda: processes.with_argument(marker))
     rig.post(f"/sessions/{session_id}/cancel", {"reason": "enough"})
     assert rig.wait_over(session_id, 20)["outcome"] == "cancelled"
-    wait_for("the step to end", lambda: not sleepers(marker), 15)
+    wait_for("the step to end", lambda: not processes.with_argument(marker), 15)
     assert images.names() == before
-    assert "build.failed" not in told(rig, session_id)
+    assert "build.failed" not in rig.told(session_id)
 
 
 @pytest.mark.requirement("B-27")
@@ -207,7 +155,7 @@ def test_attempts_that_want_the_same_image_share_one_build(rig: Rig) -> None:
     sessions = [dispatch(rig, approved, "cat", "/shared") for _ in range(2)]
     for session_id in sessions:
         assert rig.wait_over(session_id)["outcome"] == "succeeded"
-    events = [told(rig, session_id) for session_id in sessions]
+    events = [rig.told(session_id) for session_id in sessions]
     assert sorted(one["image.resolved"]["cache"] for one in events) == ["hit", "miss"]
     assert sum("build.started" in one for one in events) == 1
     when = [
@@ -235,12 +183,12 @@ def test_only_the_approved_commit_has_a_say(rig: Rig) -> None:
 def test_a_bridge_that_is_killed_in_a_build_leaves_nothing(rig: Rig, images: Images) -> None:
     marker, before = f"600.{os.getpid()}2", images.names()
     session_id = dispatch(rig, commit(rig, f"RUN sleep {marker}"), "true")
-    wait_for("the step to run", lambda: sleepers(marker))
+    wait_for("the step to run", lambda: processes.with_argument(marker))
     rig.bridge.signal(signal.SIGKILL)
     rig.bridge.process.wait(30)
     rig.start_bridge()
     assert rig.wait_over(session_id)["failureCode"] == "bridge_stopped"
-    wait_for("the step to end", lambda: not sleepers(marker), 15)
+    wait_for("the step to end", lambda: not processes.with_argument(marker), 15)
     assert images.names() == before
     assert list((rig.state_root / "build-work").glob("builder/build-*")) == []
 
@@ -250,7 +198,7 @@ def test_images_go_under_disk_pressure_and_only_then(rig: Rig, images: Images) -
     approved = commit(rig, "RUN echo to-be-collected > /file")
     session_id = dispatch(rig, approved, "true")
     assert rig.wait_over(session_id)["outcome"] == "succeeded"
-    key = told(rig, session_id)["image.resolved"]["imageKey"]
+    key = rig.told(session_id)["image.resolved"]["imageKey"]
     expired = {
         "FORGE_SANDBOX_IMAGE_RETENTION_COUNT": "0",
         "FORGE_SANDBOX_IMAGE_RETENTION_TTL_MS": "0",

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from engines import Engine
-from forge_bridge.status import read_status
 from forge_core.labels import Owner
 from rig import Rig, running_rig, wait_for
 
@@ -144,8 +143,7 @@ def test_a_bridge_that_was_killed_cleans_up_before_it_offers_anything(rig: Rig) 
     assert (result["outcome"], result["failureCode"]) == ("failed", "bridge_stopped")
     assert report["trigger"] == "startup"
     assert {r["name"] for r in report["resources"] if r["outcome"] == "removed"} == set(left)
-    found = read_status(rig.state_root)
-    assert found is not None
+    found = rig.status()
     assert (found.used_resources.slots, found.degraded_reservation_count) == (0, 0)
 
 
@@ -319,9 +317,7 @@ def remove(rig: Rig, container: str) -> None:
 
 
 def degraded(rig: Rig) -> int:
-    found = read_status(rig.state_root)
-    assert found is not None
-    return found.degraded_reservation_count
+    return rig.status().degraded_reservation_count
 
 
 def reaps_of(rig: Rig) -> list[dict[str, Any]]:

@@ -127,20 +127,3 @@ def from_busybox(engine: Engine, *steps: str) -> str:
 def remove_image(engine: Engine, reference: str) -> None:
     """Take a tag out of the engine; absent is no error."""
     engine.api.call("DELETE", f"/images/{quote(reference)}", {"force": "1"})
-
-
-def processes_with(marker: str) -> list[int]:
-    """Processes anywhere on this machine with the marker in their command line.
-
-    Engines of the test bed run their containers here, so a step is seen from outside.
-    """
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if marker.encode() in command:
-                found.append(int(entry.name))
-    return found

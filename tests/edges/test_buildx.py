@@ -17,10 +17,10 @@ from buildx_parts import (
     Build,
     from_busybox,
     opened,
-    processes_with,
     remove_image,
 )
 
+import processes
 from engines import Engine
 from forge_core.errors import EngineOutOfDisk, RefusedError
 from forge_core.ports import DiskUsage
@@ -52,7 +52,7 @@ def marker_of(runner_id: str) -> str:
 
 async def gone(marker: str) -> None:
     with anyio.fail_after(ENDS_WITHIN_S):
-        while processes_with(marker):
+        while processes.saying(marker):
             await anyio.lowlevel.checkpoint()
 
 
@@ -205,7 +205,7 @@ async def test_a_cancelled_build_ends_in_the_builder(
     async with anyio.create_task_group() as group:
         group.start_soon(build.on, builder)
         with anyio.fail_after(30):
-            while not processes_with(f"sleep\0{marker}"):
+            while not processes.saying(f"sleep\0{marker}"):
                 await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
     await gone(marker)
@@ -220,13 +220,13 @@ async def test_a_build_ends_with_the_bridge_that_was_killed(
     program = await anyio.open_process([sys.executable, str(BRIDGE), *arguments], stderr=None)
     try:
         with anyio.fail_after(30):
-            while not processes_with(f"sleep\0{marker}"):
+            while not processes.saying(f"sleep\0{marker}"):
                 await anyio.lowlevel.checkpoint()
-        assert processes_with("buildx\0build")
+        assert processes.saying("buildx\0build")
         program.kill()
         await gone(marker)
         with anyio.fail_after(ENDS_WITHIN_S):
-            while processes_with(str(tmp_path)):
+            while processes.saying(str(tmp_path)):
                 await anyio.lowlevel.checkpoint()
     finally:
         if program.returncode is None:
@@ -292,7 +292,7 @@ async def test_fetching_a_base_that_fills_the_disk_is_ended_as_well(
 
     class FillingDisk:
         async def usage(self) -> DiskUsage:
-            return DiskUsage(0, 100 if processes_with(marker) else 1000)
+            return DiskUsage(0, 100 if processes.saying(marker) else 1000)
 
     missing = f"{engine.busybox_image.partition('@')[0]}@sha256:{'3' * 64}"
     build = Build(engine, f"FROM {missing}\n", sources=(missing,))

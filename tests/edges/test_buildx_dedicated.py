@@ -22,10 +22,10 @@ from buildx_parts import (
     environ,
     from_busybox,
     opened,
-    processes_with,
     remove_image,
 )
 
+import processes
 from engines import Engine, describe, run_testbed
 from forge_core.errors import RefusedError
 from forge_core.labels import BUILDER, Owner, build_cache, runner_filter
@@ -101,14 +101,14 @@ def dedicated(engine: Engine, tmp_path: Path, runner_id: str, buildkit: str) -> 
 
 async def seen(marker: str) -> int:
     with anyio.fail_after(30):
-        while not (found := processes_with(f"sleep\0{marker}")):
+        while not (found := processes.saying(f"sleep\0{marker}")):
             await anyio.lowlevel.checkpoint()
     return found[0]
 
 
 async def gone(marker: str) -> None:
     with anyio.fail_after(ENDS_WITHIN_S):
-        while processes_with(marker):
+        while processes.saying(marker):
             await anyio.lowlevel.checkpoint()
 
 
@@ -234,7 +234,7 @@ async def test_a_fork_bomb_stays_within_the_builder(
         async with anyio.create_task_group() as group:
             group.start_soon(attempt)
             while not failed.is_set():
-                most = max(most, len(processes_with(f"/bomb.py\0{marker}")))
+                most = max(most, len(processes.saying(f"/bomb.py\0{marker}")))
                 await anyio.sleep(0.1)
         await gone(marker)
         assert 50 < most <= LIMITS.pids

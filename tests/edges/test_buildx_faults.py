@@ -11,8 +11,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from buildx_parts import MIB, Build, from_busybox, opened, processes_with, remove_image
+from buildx_parts import MIB, Build, from_busybox, opened, remove_image
 
+import processes
 from engines import Engine
 from forge_core.errors import EngineOutOfDisk, EngineUnreachable, RefusedError
 from needs import require_root
@@ -118,7 +119,7 @@ async def test_an_engine_that_dies_is_no_failing_build(
             with anyio.fail_after(60):
                 async with anyio.create_task_group() as group:
                     group.start_soon(attempt)
-                    while not processes_with("sleep\x00602.25"):
+                    while not processes.saying("sleep\x00602.25"):
                         await anyio.lowlevel.checkpoint()
                     daemon.signal(signal.SIGKILL)
             assert [type(error) for error in errors] == [EngineUnreachable], errors

@@ -7,12 +7,12 @@ import select
 import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pid1 import PATIENCE_S, Pid1, init_frame, lease_frame
 
+import processes
 from forge_supervisor.host_agent import MARK
 
 pytestmark = pytest.mark.requirement("B-53")
@@ -45,16 +45,9 @@ class HostAgent(Pid1):
     def run(self, script: str, **changes: Any) -> None:
         self.send(init_frame("sh", "-c", script, self.sign, **changes))
 
-    def left(self) -> list[str]:
-        """What still runs of the agent's; a zombie has no command line."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                if self.sign in entry.read_text("utf-8", "replace"):
-                    found.append(entry.parent.name)
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-        return found
+    def left(self) -> list[int]:
+        """What still runs of the agent's."""
+        return processes.saying(self.sign)
 
 
 @pytest.fixture
