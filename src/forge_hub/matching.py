@@ -52,6 +52,16 @@ def dispatch_of(
     return row
 
 
+def current_dispatch_of(
+    connection: Connection, reporter: LiveRunner, message: Evidence
+) -> RowMapping | ReplayAck:
+    """As :func:`dispatch_of`, where only a dispatch that still has a say counts."""
+    row = dispatch_of(connection, reporter, message)
+    if not isinstance(row, ReplayAck) and dispatches.is_stale(row):
+        return rejected(Reason.STALE_FENCE)
+    return row
+
+
 def rejected(reason: Reason, detail: str | None = None) -> ReplayAck:
     """The acknowledgement that ends a replay without keeping the message."""
     return ReplayAck(accepted=False, reason=reason, detail=detail, disposition=Disposition.REJECTED)

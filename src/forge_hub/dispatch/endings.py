@@ -22,7 +22,7 @@ from forge_hub.dispatch.decisions import send_cancel
 from forge_hub.dispatch.leases import Key, Lease
 from forge_hub.dispatch.publications import note_silence
 from forge_hub.dispatch.signing_off import sign_off
-from forge_hub.matching import dispatch_of, rejected
+from forge_hub.matching import current_dispatch_of, rejected
 from forge_hub.reasons import Reason
 from forge_hub.states import DispatchState, EndReason, SessionState
 from forge_hub.store import dispatches, evidence, grants, sessions
@@ -53,11 +53,9 @@ def _keep_result(
 ) -> tuple[ReplayAck, RowMapping | None]:
     """The answer, and the dispatch as it was if this is new."""
     key = (message.attempt_id, message.fence)
-    row = dispatch_of(connection, runner, message)
+    row = current_dispatch_of(connection, runner, message)
     if isinstance(row, ReplayAck):
         return row, None
-    if dispatches.is_stale(row):
-        return rejected(Reason.STALE_FENCE), None
     earlier = evidence.find_result(connection, *key)
     if earlier is not None and (earlier["outcome"], earlier["failure_code"]) != (
         message.outcome,

@@ -17,7 +17,7 @@ from forge_hub.connections import LiveRunner
 from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.leases import Key
 from forge_hub.dispatch.signing_off import sign_off
-from forge_hub.matching import dispatch_of, rejected
+from forge_hub.matching import current_dispatch_of, rejected
 from forge_hub.reasons import Reason
 from forge_hub.states import PublicationSource, SessionState
 from forge_hub.store import dispatches, evidence, grants, sessions
@@ -55,11 +55,9 @@ def _keep(
     connection: Connection, runner: LiveRunner, message: SubmitPublication, now: str
 ) -> tuple[ReplayAck, str | None]:
     key = (message.attempt_id, message.fence)
-    row = dispatch_of(connection, runner, message)
+    row = current_dispatch_of(connection, runner, message)
     if isinstance(row, ReplayAck):
         return row, None
-    if dispatches.is_stale(row):
-        return rejected(Reason.STALE_FENCE), None
     grant = grants.publication_of(connection, *key)
     named = (message.branch, message.result_commit)
     if grant is None or (grant["branch"], grant["result_commit"]) != named:
