@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from engines import Engine
-from rig import Rig, git, running_rig
+from rig import Rig, git
 
 AGENT = "python3 -m unittest -q && python3 release.py"
-
-
-@pytest.fixture(scope="module")
-def rig(
-    engine: Engine, tmp_path_factory: pytest.TempPathFactory, module_runner_id: str
-) -> Iterator[Rig]:
-    with running_rig(tmp_path_factory.mktemp("rig"), engine, module_runner_id) as rig:
-        yield rig
 
 
 @pytest.mark.requirement("B-01", "B-04", "B-08", "B-83", "B-84")

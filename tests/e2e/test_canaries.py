@@ -11,7 +11,6 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from anyio import to_thread
 from canary_parts import children_of, engine_says, files_with, holds, processes_with
 
 from engines import REPOSITORY, Engine
-from rig import API_TOKEN, RUNNER_TOKEN, Rig, running_rig, wait_for
+from rig import API_TOKEN, RUNNER_TOKEN, Rig, wait_for
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "flows"))
 
@@ -116,14 +115,6 @@ import os, time
 print(os.environ["CANARY"], flush=True)
 time.sleep(60)
 """
-
-
-@pytest.fixture(scope="module")
-def rig(
-    engine: Engine, tmp_path_factory: pytest.TempPathFactory, module_runner_id: str
-) -> Iterator[Rig]:
-    with running_rig(tmp_path_factory.mktemp("rig"), engine, module_runner_id) as rig:
-        yield rig
 
 
 def columns_with(database: Path, *secrets: str) -> set[str]:

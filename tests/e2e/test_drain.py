@@ -12,20 +12,11 @@ from typing import Any
 
 import pytest
 
-from engines import Engine
-from rig import Rig, running_rig, wait_for
+from rig import Rig, wait_for
 
 pytestmark = [pytest.mark.engine("r26"), pytest.mark.requirement("B-87")]
 
 STATE = "FORGE_SANDBOX_STATE_ROOT"
-
-
-@pytest.fixture(scope="module")
-def rig(
-    engine: Engine, tmp_path_factory: pytest.TempPathFactory, module_runner_id: str
-) -> Iterator[Rig]:
-    with running_rig(tmp_path_factory.mktemp("rig"), engine, module_runner_id) as rig:
-        yield rig
 
 
 def command(rig: Rig, *arguments: str) -> list[str]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from engines import Engine
-from rig import Rig, running_rig, wait_for
+from rig import Rig, wait_for
 
 STUBBORN = r"""
 import os, signal, sys, time
@@ -31,14 +29,6 @@ FLOOD = "os.write(1, b'flood ' * 2000 + b'\\n')"
 SILENCE = "time.sleep(1)"
 
 pytestmark = pytest.mark.engine("d26", "r26")
-
-
-@pytest.fixture(scope="module")
-def rig(
-    engine: Engine, tmp_path_factory: pytest.TempPathFactory, module_runner_id: str
-) -> Iterator[Rig]:
-    with running_rig(tmp_path_factory.mktemp("rig"), engine, module_runner_id) as rig:
-        yield rig
 
 
 def start(rig: Rig, behaviour: str, **more: object) -> str:

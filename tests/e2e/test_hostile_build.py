@@ -5,35 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from project_parts import Images, commit, dispatch
 
-from engines import Engine
 from forge_core.sealed import encode, seal, unseal
-from rig import API_TOKEN, RUNNER_TOKEN, Rig, git, running_rig, wait_for
+from rig import API_TOKEN, RUNNER_TOKEN, Rig, git, wait_for
 
 MARKER = "words-that-only-the-build-says"
 KEPT_BYTES = 1 << 20
 MIB = 1 << 20
 
 pytestmark = [pytest.mark.engine("d26", "r26"), pytest.mark.timeout(180)]
-
-
-@pytest.fixture(scope="module")
-def rig(
-    engine: Engine, tmp_path_factory: pytest.TempPathFactory, module_runner_id: str
-) -> Iterator[Rig]:
-    with running_rig(tmp_path_factory.mktemp("rig"), engine, module_runner_id) as rig:
-        yield rig
-    Images(engine, module_runner_id).clear()
-
-
-@pytest.fixture
-def images(engine: Engine, module_runner_id: str) -> Images:
-    return Images(engine, module_runner_id)
 
 
 def log_of(rig: Rig, result: Mapping[str, Any]) -> bytes:

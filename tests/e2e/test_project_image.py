@@ -6,32 +6,16 @@ import hashlib
 import json
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 from project_parts import Images, commit, dispatch
 
 import processes
-from engines import Engine
-from rig import Rig, git, running_rig, wait_for
+from rig import Rig, git, wait_for
 
 MARKER = "words-that-only-the-build-says"
 
 pytestmark = pytest.mark.engine("d26", "r26")
-
-
-@pytest.fixture(scope="module")
-def rig(
-    engine: Engine, tmp_path_factory: pytest.TempPathFactory, module_runner_id: str
-) -> Iterator[Rig]:
-    with running_rig(tmp_path_factory.mktemp("rig"), engine, module_runner_id) as rig:
-        yield rig
-    Images(engine, module_runner_id).clear()
-
-
-@pytest.fixture
-def images(engine: Engine, module_runner_id: str) -> Images:
-    return Images(engine, module_runner_id)
 
 
 @pytest.mark.requirement("B-27", "B-29", "B-52", "B-84")

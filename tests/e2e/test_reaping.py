@@ -24,14 +24,6 @@ from rig import Rig, running_rig, wait_for
 pytestmark = pytest.mark.engine("r26")
 
 
-@pytest.fixture(scope="module")
-def rig(
-    engine: Engine, tmp_path_factory: pytest.TempPathFactory, module_runner_id: str
-) -> Iterator[Rig]:
-    with running_rig(tmp_path_factory.mktemp("rig"), engine, module_runner_id) as rig:
-        yield rig
-
-
 def reap(rig: Rig, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """``forge-bridge sandbox reap`` with the settings of the bridge."""
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("FORGE_", "DOCKER_"))}
