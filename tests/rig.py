@@ -153,12 +153,16 @@ class Rig:
         if wait:
             wait_for("the bridge to come online", self._is_online)
 
-    def close(self) -> None:
-        """Stop what runs, in order; nothing of this runner may be left in the engine."""
+    def stop(self) -> None:
+        """Stop what runs, in order."""
         for name in ("bridge", "hub"):
             daemon = getattr(self, name, None)
             if daemon is not None:
                 daemon.stop()
+
+    def close(self) -> None:
+        """Stop what runs; nothing of this runner may be left in the engine."""
+        self.stop()
         left = self.resources()
         assert not left, f"left in the engine: {left}"
 

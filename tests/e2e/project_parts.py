@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from engines import Engine
+from engines import Engine, extra_image
 from rig import Rig
 
 CONTRACT = "version: 1\nimage:\n  dockerfile: .forge/Dockerfile\n"
@@ -71,3 +73,21 @@ class Images:
         for image in self.all():
             self.remove(image)
         assert self.all() == {}
+
+
+@contextmanager
+def rig_with_builder(
+    directory: Path, engine: Engine, runner_id: str, **settings: str
+) -> Iterator[Rig]:
+    """A rig whose images are built in a builder of its own; it leaves nothing, no cache either."""
+    rig = Rig(directory, engine, runner_id)
+    try:
+        rig.start_hub()
+        rig.start_bridge(FORGE_SANDBOX_BUILDKIT_IMAGE=extra_image(engine, "buildkit"), **settings)
+        yield rig
+    finally:
+        rig.stop()
+        for name in rig.resources():
+            assert name.startswith("forge-build-cache-"), name  # it outlives its builder
+            engine.api.call("DELETE", f"/volumes/{name}", {"force": "1"})
+        Images(engine, runner_id).clear()

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from project_parts import Images, commit, dispatch
+from project_parts import commit, dispatch, rig_with_builder
 
 import processes
-from engines import Engine, extra_image
+from engines import Engine
 from rig import Rig, wait_for
 
 PIDS = 200
@@ -30,25 +30,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine("d26"), pytest.mark.timeout(9
 def rig(
     engine: Engine, tmp_path_factory: pytest.TempPathFactory, module_runner_id: str
 ) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("rig"), engine, module_runner_id)
-    try:
-        rig.start_hub()
-        rig.start_bridge(
-            FORGE_SANDBOX_BUILDKIT_IMAGE=extra_image(engine, "buildkit"),
-            FORGE_SANDBOX_BUILDER_PIDS_LIMIT=str(PIDS),
-            FORGE_SANDBOX_BUILD_MEMORY="256m",
-            FORGE_MAX_CONCURRENT_SANDBOXES="2",
-            FORGE_MAX_CONCURRENT_SANDBOX_BUILDS="2",
-        )
+    settings = {
+        "FORGE_SANDBOX_BUILDER_PIDS_LIMIT": str(PIDS),
+        "FORGE_SANDBOX_BUILD_MEMORY": "256m",
+        "FORGE_MAX_CONCURRENT_SANDBOXES": "2",
+        "FORGE_MAX_CONCURRENT_SANDBOX_BUILDS": "2",
+    }
+    directory = tmp_path_factory.mktemp("rig")
+    with rig_with_builder(directory, engine, module_runner_id, **settings) as rig:
         yield rig
-    finally:
-        for name in ("bridge", "hub"):
-            if daemon := getattr(rig, name, None):
-                daemon.stop()
-        for name in rig.resources():
-            assert name.startswith("forge-build-cache-"), name  # it outlives its builder
-            engine.api.call("DELETE", f"/volumes/{name}", {"force": "1"})
-        Images(engine, module_runner_id).clear()
 
 
 def running(rig: Rig, program: str, name: str) -> str:
