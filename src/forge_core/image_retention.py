@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Final
+
+MAX_EVIDENCE_BYTES: Final = 2 << 30
+"""Of all evidence together: of 200 image keys at their largest, attestations alone have 13 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,11 @@ class CachedImage:
 
 @dataclass(frozen=True, slots=True)
 class KeptEvidence:
-    """Logs or attestations of one image key, and when they were written."""
+    """Logs or attestations of one image key, when they were written, and what they take."""
 
     image_key: str
     written_at_ms: int
+    size_bytes: int
 
 
 def expendable_images(
@@ -67,26 +72,26 @@ def expendable_images(
 
 
 def expendable_evidence(
-    kept: Iterable[KeptEvidence],
+    kept: Collection[KeptEvidence],
     *,
     protected: Collection[str],
     retention: Retention,
     now_ms: int,
+    max_bytes: int = MAX_EVIDENCE_BYTES,
 ) -> tuple[KeptEvidence, ...]:
-    """What goes, now: beyond the count or expired; oldest first.
+    """What goes, now: beyond the count or the bytes, or expired; oldest first.
 
-    :param protected: the keys of the images that can still run; their evidence stays.
+    :param protected: the keys of the images that can still run; their evidence stays, and the
+        room that it takes is not there for the rest.
     """
+    room_bytes = max_bytes - sum(k.size_bytes for k in kept if k.image_key in protected)
+    found = []
     newest_first = sorted(kept, key=lambda k: (k.written_at_ms, k.image_key), reverse=True)
-    return tuple(
-        reversed(
-            [
-                evidence
-                for place, evidence in enumerate(newest_first)
-                if evidence.image_key not in protected
-                and (
-                    place >= retention.count or now_ms - evidence.written_at_ms >= retention.ttl_ms
-                )
-            ]
-        )
-    )
+    for place, evidence in enumerate(newest_first):
+        if evidence.image_key in protected:
+            continue
+        room_bytes -= evidence.size_bytes
+        has_expired = now_ms - evidence.written_at_ms >= retention.ttl_ms
+        if place >= retention.count or room_bytes < 0 or has_expired:
+            found.append(evidence)
+    return tuple(reversed(found))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_core.image_retention import (
+    MAX_EVIDENCE_BYTES,
     CachedImage,
     KeptEvidence,
     Retention,
@@ -75,12 +76,14 @@ def test_the_newest_of_each_project_and_the_active_ones_always_stay(
         assert len([i for i in mine if i not in gone]) >= min(KEEP.count, len(mine))
 
 
-def evidence(key: str, days: float) -> KeptEvidence:
-    return KeptEvidence(key, NOW_MS - int(days * DAY_MS))
+def evidence(key: str, days: float, size_bytes: int = 1) -> KeptEvidence:
+    return KeptEvidence(key, NOW_MS - int(days * DAY_MS), size_bytes)
 
 
-def dropped(*kept: KeptEvidence, protected: tuple[str, ...] = ()) -> list[str]:
-    found = expendable_evidence(kept, protected=protected, retention=EVIDENCE, now_ms=NOW_MS)
+def dropped(*kept: KeptEvidence, protected: tuple[str, ...] = (), **bounds: int) -> list[str]:
+    found = expendable_evidence(
+        kept, protected=protected, retention=EVIDENCE, now_ms=NOW_MS, **bounds
+    )
     return [one.image_key for one in found]
 
 
@@ -97,3 +100,40 @@ def test_evidence_goes_beyond_the_count_or_when_it_has_expired() -> None:
 @pytest.mark.requirement("B-28", "B-91")
 def test_evidence_of_an_image_that_can_run_stays() -> None:
     assert dropped(evidence("a", 90), evidence("b", 91), protected=("a",)) == ["b"]
+
+
+@pytest.mark.requirement("B-28", "B-91")
+def test_evidence_goes_beyond_the_bytes_the_oldest_first() -> None:
+    kept = [evidence("a", 1, 40), evidence("b", 2, 60), evidence("c", 3, 1), evidence("d", 4, 0)]
+    assert dropped(*kept, max_bytes=101) == []
+    assert dropped(*kept, max_bytes=100) == ["d", "c"]
+    assert dropped(*kept, max_bytes=99) == ["d", "c", "b"]
+    whole = MAX_EVIDENCE_BYTES
+    assert dropped(evidence("a", 1, whole), evidence("b", 2, 1)) == ["b"]
+
+
+@pytest.mark.requirement("B-28", "B-91")
+def test_evidence_of_an_image_that_can_run_takes_its_bytes_first() -> None:
+    kept = [evidence("new", 1, 30), evidence("older", 2, 30), evidence("usable", 90, 70)]
+    assert dropped(*kept, protected=("usable",), max_bytes=100) == ["older"]
+    assert dropped(*kept, protected=("usable",), max_bytes=10) == ["older", "new"]
+
+
+kept_evidence = st.builds(
+    evidence, st.uuids().map(lambda u: u.hex), st.floats(-5, 29), st.integers(0, 100)
+)
+
+
+@given(st.lists(kept_evidence, unique_by=lambda k: k.image_key, max_size=20), st.data())
+def test_what_stays_fits_and_no_older_one_stays_in_place_of_a_newer(
+    kept: list[KeptEvidence], data: st.DataObject
+) -> None:
+    usable = data.draw(st.sets(st.sampled_from([k.image_key for k in kept]))) if kept else set()
+    gone = set(dropped(*kept, protected=tuple(usable), max_bytes=300))
+    assert not gone & usable
+    rest = [k for k in kept if k.image_key not in usable]
+    staying = [k for k in rest if k.image_key not in gone]
+    taken_bytes = sum(k.size_bytes for k in kept if k.image_key in usable)
+    assert sum(k.size_bytes for k in staying) <= max(0, 300 - taken_bytes)
+    for one in staying:
+        assert all(k.written_at_ms <= one.written_at_ms for k in rest if k.image_key in gone)

@@ -17,7 +17,7 @@ from forge_bridge.flows import disk as disk_flow
 from forge_core.errors import EngineConflict, EngineUnreachable
 from forge_core.image_names import ImageIdentity
 from forge_core.image_ports import Evidence
-from forge_core.image_retention import CachedImage
+from forge_core.image_retention import MAX_EVIDENCE_BYTES, CachedImage
 from forge_core.ports import DiskUsage, EngineImage
 
 DAY_MS = 86_400_000
@@ -279,3 +279,28 @@ async def test_evidence_has_its_own_age_and_that_of_a_usable_image_stays(tmp_pat
         for part in ("attestations", "build-logs"):
             left = {path.name for path in (images.bridge.state_root / part).iterdir()}
             assert left == {usable.image_key, new}
+
+
+@pytest.mark.requirement("B-28", "B-91")
+async def test_a_start_lets_go_of_evidence_beyond_its_bytes_but_not_of_a_usable_images(
+    tmp_path: Path,
+) -> None:
+    """What an earlier life left is counted as it is on disk; the files have holes for contents."""
+    usable, oldest, *newer = (f"{number:064x}" for number in range(1, 6))
+    by_age = (*reversed(newer), oldest, usable)
+    engine = MemoryEngine()
+    builder = ScriptedBuilder(engine)
+    async with memory_bridge(tmp_path, engine=engine, builder=builder) as bridge:
+        await Store(bridge, engine, builder, ScriptedDisk()).add(1, 0)
+        attestations = bridge.state_root / "attestations"
+        records = bridge.service.images.pipeline.records
+        for key in by_age:
+            await records.attestations.put_set(key, (Evidence("sbom.spdx.json", b"{}"),))
+    for days, key in enumerate(by_age):
+        os.truncate(attestations / key / "sbom.spdx.json", MAX_EVIDENCE_BYTES // 4)
+        os.utime(attestations / key, ns=(0, (NOW_MS - days * DAY_MS) * 1_000_000))
+    async with memory_bridge(tmp_path, engine=engine, builder=builder):
+        left = {path.name: path for path in attestations.iterdir()}
+        for path in left.values():
+            os.truncate(path / "sbom.spdx.json", 0)
+    assert set(left) == {usable, *newer}

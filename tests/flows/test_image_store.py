@@ -14,7 +14,7 @@ from forge_bridge.state_root.evidence import EvidenceStore
 from forge_bridge.state_root.images import ImageIndex
 from forge_core.errors import DiskUnusable, RefusedError
 from forge_core.image_ports import Evidence
-from forge_core.image_retention import CachedImage
+from forge_core.image_retention import CachedImage, KeptEvidence
 from forge_core.sealed import encode, seal
 from forge_edges.clock import SystemClock
 
@@ -185,13 +185,13 @@ async def test_a_log_is_replaced_alone(tmp_path: Path) -> None:
     assert found == {"project.log": b"three", "sbom.log": b"two"}
 
 
-async def test_what_is_kept_is_listed_with_its_age_and_can_go(tmp_path: Path) -> None:
+async def test_what_is_kept_is_listed_with_age_and_size_and_can_go(tmp_path: Path) -> None:
     logs = EvidenceStore(tmp_path)
     await logs.put(KEY, Evidence("project.log", b"one"))
+    await logs.put(KEY, Evidence("sbom.log", b"three"))
     os.utime(tmp_path / KEY, (5, 5))
     (tmp_path / "something else").mkdir()
-    (kept,) = await logs.kept()
-    assert (kept.image_key, kept.written_at_ms) == (KEY, 5_000)
+    assert await logs.kept() == (KeptEvidence(KEY, 5_000, 8),)
     await logs.remove(KEY)
     await logs.remove(KEY)
     assert await logs.kept() == ()

@@ -73,13 +73,17 @@ class ImageRecords:
         :param now_ms: wall clock.
         """
         try:
-            newest: dict[str, int] = {}
+            by_key: dict[str, KeptEvidence] = {}
             for store in (self.build_logs, self.attestations):
                 for kept in await store.kept():
-                    at_ms = max(kept.written_at_ms, newest.get(kept.image_key, 0))
-                    newest[kept.image_key] = at_ms
+                    other = by_key.get(kept.image_key, KeptEvidence(kept.image_key, 0, 0))
+                    by_key[kept.image_key] = KeptEvidence(
+                        kept.image_key,
+                        max(kept.written_at_ms, other.written_at_ms),
+                        kept.size_bytes + other.size_bytes,
+                    )
             doomed = expendable_evidence(
-                [KeptEvidence(key, at_ms) for key, at_ms in newest.items()],
+                by_key.values(),
                 protected=self.index.images.keys(),
                 retention=self.retention,
                 now_ms=now_ms,

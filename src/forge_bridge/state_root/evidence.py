@@ -69,7 +69,7 @@ class EvidenceStore:
         return await on_disk(self._read, self._path(image_key))
 
     async def kept(self) -> tuple[KeptEvidence, ...]:
-        """Every key that something is kept of, and since when."""
+        """Every key that something is kept of, since when, and its size as it is on disk."""
         return await on_disk(self._kept)
 
     async def remove(self, image_key: str) -> None:
@@ -126,11 +126,8 @@ class EvidenceStore:
 
     def _kept(self) -> tuple[KeptEvidence, ...]:
         with disk_errors("list", self._directory):
-            return tuple(
-                KeptEvidence(path.name, path.lstat().st_mtime_ns // 1_000_000)
-                for path in self._directory.iterdir()
-                if IMAGE_KEY.fullmatch(path.name)
-            )
+            paths = [p for p in self._directory.iterdir() if IMAGE_KEY.fullmatch(p.name)]
+            return tuple(filter(None, map(_look_at, paths)))
 
     def _remove(self, directory: Path) -> None:
         away = self._unfinished()
@@ -149,6 +146,18 @@ class EvidenceStore:
 def _file(directory: Path, document: Evidence) -> Path:
     assert _NAME.fullmatch(document.name), document.name
     return directory / document.name
+
+
+def _look_at(path: Path) -> KeptEvidence | None:
+    """None: it is gone, or another set takes its place at this moment."""
+    try:
+        found = path.lstat()
+        size_bytes = found.st_size
+        if stat.S_ISDIR(found.st_mode):
+            size_bytes = sum(file.lstat().st_size for file in path.iterdir())
+    except FileNotFoundError:
+        return None
+    return KeptEvidence(path.name, found.st_mtime_ns // 1_000_000, size_bytes)
 
 
 def _kind(path: Path) -> int | None:
