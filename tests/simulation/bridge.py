@@ -13,11 +13,8 @@ from typing import Any, Final
 import anyio
 
 from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachable
-from forge_bridge.runner import Identity, Runner, SandboxSettings
-from forge_bridge.settings import default_bridge_service_config
+from forge_bridge.runner import Identity, Runner
 from forge_core.errors import ForgeError
-from forge_core.wire.codes import NetworkPolicy, PublicationMode, Runtime
-from forge_core.wire.shapes import Capabilities, SandboxReadiness
 
 from .disk import SimulatedDisk, SimulatedLedgers, SimulatedMessages, WatchedDisk
 from .engine import SimulatedEngine
@@ -27,43 +24,11 @@ from .host import NoHost, NoHostCommands
 from .images import NoBuilds, NoImages
 from .network import ConnectionFactory, Network
 from .remote import URL
+from .setup import CAPABILITIES, SANDBOX, THIS_RUNNER, Setup
 from .world import SimulatedClock, World
 
-IMAGE: Final = "sha256:" + "1" * 64
-RUNNER_ID: Final = "runner-1"
-SLOTS: Final = 2
 OPERATOR_S: Final = 30.0
 """How often somebody looks after the bridge."""
-
-SETTINGS: Final = default_bridge_service_config(
-    server_url="http://127.0.0.1:1",
-    trust_domain_id="domain",
-    agent_tooling_image=f"tooling@{IMAGE}",
-    minimum_workspace_bytes=2**30,
-    disk_high_watermark_percent=90,
-    disk_low_watermark_percent=80,
-    max_concurrent_sandboxes=SLOTS,
-    stop_deadline_seconds=60,
-)
-SANDBOX: Final = SandboxSettings(
-    tooling=f"tooling@{IMAGE}",
-    supervisor_source="supervisor",
-    bundle_source="bundle",
-    kill_grace_ms=2_000,
-    push_ms=60_000,
-)
-CAPABILITIES: Final = Capabilities(
-    runtimes=(Runtime.DOCKER,),
-    quota_supported=False,
-    dedicated_disk=False,
-    sandbox_required=SandboxReadiness(ready=False, blockers=("quota",)),
-    network_policies=(NetworkPolicy.NONE,),
-    publication_modes=tuple(PublicationMode),
-    image_policy_enforced=False,
-    signature_verification=False,
-    tooling_image=f"tooling@{IMAGE}",
-    resource_capacity=SETTINGS.resource_capacity,
-)
 
 
 class OneRepository:
@@ -124,7 +89,7 @@ class Life:
         clock = SimulatedClock(host.world, self.process)
         self.instance_id = clock.new_id()
         self._stop = anyio.Event()
-        identity = Identity(RUNNER_ID, self.instance_id, "domain", "0", "host", "simulated")
+        identity = Identity(THIS_RUNNER, self.instance_id, "domain", "0", "host", "simulated")
         await until_reachable(self.engine, clock)
         ports = Ports(
             clock=clock,
@@ -145,8 +110,9 @@ class Life:
         )
         async with anyio.create_task_group() as tasks:
             self.service = await assemble(
-                SETTINGS, identity, ports, SANDBOX, CAPABILITIES, tasks, self._reach
+                host.setup.settings, identity, ports, SANDBOX, CAPABILITIES, tasks, self._reach
             )
+            host.setup.show(self.service.runner)
             await self.service.run(self._stop)
             tasks.cancel_scope.cancel()
 
@@ -181,6 +147,7 @@ class BridgeHost:
         engine: SimulatedEngine,
         git: SimulatedGit,
         network: Network,
+        setup: Setup,
         before_effect: Callable[[Life, str, tuple[Any, ...]], None],
         before_send: Callable[[Life, str, Mapping[str, object]], None],
     ) -> None:
@@ -189,6 +156,7 @@ class BridgeHost:
         self.engine = engine
         self.git = git
         self.network = network
+        self.setup = setup
         self.before_effect = before_effect
         self.before_send = before_send
         self.lives: list[Life] = []

@@ -38,16 +38,19 @@ from forge_core.sealed import unseal
 from forge_core.wire.codes import RemovalOutcome, ReservationState
 from forge_supervisor import supervisor as real
 
-from . import bridge
 from .containers import Hostility, Pid1
 from .disk import LEDGERS, OUTBOX, REPORTS, ledger_path
 from .engine import PROCESS as ENGINE
 from .engine import Container
-from .hub import COMMIT, KILL_GRACE_MS, REPLAYED
+from .hub import KILL_GRACE_MS, REPLAYED
 from .network import FORGED_SEQUENCE
+from .setup import SLOTS, THIS_RUNNER
+from .wall_checkers import WallCheckers
+from .work import COMMIT
 from .world import World
 
 if TYPE_CHECKING:
+    from .bridge import Life
     from .simulation import Simulation
 
 TICK_MS: Final = 1_000
@@ -73,7 +76,7 @@ class Checkers:
         self.secrets: set[bytes] = set()
         self.agents: list[Pid1] = []
         self.recorded: dict[tuple[str, str], str] = {}
-        self._created_s: dict[str, float] = {}
+        self.created_s: dict[str, float] = {}
         self._removed: dict[str, Key] = {}
         self._superseded_ms: dict[Key, int] = {}
         self._unended_ms: dict[Key, int] = {}
@@ -84,7 +87,8 @@ class Checkers:
         self._was_draining = False
         self._lease_ends_ms: dict[Key, int] = {}
         self._start_heard_ms: dict[Key, int] = {}
-        self._trouble_ms = 0
+        self.trouble_ms = 0
+        self.walls = WallCheckers(self)
 
     # -- what others tell -----------------------------------------------------------------------
 
@@ -95,14 +99,14 @@ class Checkers:
 
     def created(self, resource: EngineResource) -> None:
         """See :class:`.engine.EngineWatch`."""
-        self._created_s[resource.id] = self.world.now_s
+        self.created_s[resource.id] = self.world.now_s
 
     def started(self, container: Container) -> None:
         """See :class:`.engine.EngineWatch`; an agent counts from its ``init``."""
 
     def removed(self, resource: EngineResource) -> None:
         """See :class:`.engine.EngineWatch`."""
-        ours = resource.labels.get(RUNNER_ID) == bridge.RUNNER_ID
+        ours = resource.labels.get(RUNNER_ID) == THIS_RUNNER
         consistent = ours and is_ours(resource.name, resource.labels)
         self.world.require(consistent, "foreign", f"{resource.name} is removed")
         self._removed[resource.name] = _key_of(resource)
@@ -166,7 +170,7 @@ class Checkers:
         require(first, "published", f"{branch} is moved a second time")
         require(expected in {None, COMMIT}, "published", f"{branch} was at {expected}")
 
-    def before_effect(self, life: bridge.Life, what: str, arguments: tuple[Any, ...]) -> None:
+    def before_effect(self, life: Life, what: str, arguments: tuple[Any, ...]) -> None:
         """A life asks the engine for something."""
         match what:
             case "create_container":
@@ -175,12 +179,14 @@ class Checkers:
             case "create_volume" | "create_network":
                 labels = arguments[1]
                 self._require_intent(arguments[0], labels.get("Labels", labels))
+                if what == "create_network":
+                    self.walls.asks_for_network(life, *arguments)
             case "send":
                 self._check_init(life, *arguments)
-            case "start_container" | "remove_container" | "remove_volume":
+            case _ if what.startswith(("start_", "remove_", "connect_", "disconnect_")):
                 self._require_ours(what, arguments[0])
 
-    def before_send(self, life: bridge.Life, method: str, payload: Mapping[str, object]) -> None:
+    def before_send(self, life: Life, method: str, payload: Mapping[str, object]) -> None:
         """A life sends something to the hub."""
         self._search(method, json.dumps(payload).encode())
         if method not in REPLAYED or "streamSequence" in payload:
@@ -224,7 +230,7 @@ class Checkers:
             drained = self._was_draining and runner.hub_settings.draining
             require(not drained, "drain", f"{key} is admitted")
             require(not runner.stopping, "drain", f"{key} is admitted by a bridge that stops")
-            require(admission.used.slots <= bridge.SLOTS, "capacity", f"{key} is admitted too")
+            require(admission.used.slots <= SLOTS, "capacity", f"{key} is admitted too")
             highest = admission.highest_fence(key[0])
             require(key[1] == highest, "one run", f"{key} is admitted after {highest}")
         for key in sorted(self._held.difference(admission.reservations)):
@@ -241,8 +247,9 @@ class Checkers:
         left = [
             resource.name
             for resource in self._ours(of_engine=engine_id)
-            if _key_of(resource) == key and self._created_s[resource.id] < recently_s
+            if _key_of(resource) == key and self.created_s[resource.id] < recently_s
         ]
+        self.walls.freed(key)
         self.world.require(not left, "capacity", f"{key} is freed and {left} are there")
 
     def _check_coverage(self, admission: Admission) -> None:
@@ -255,12 +262,13 @@ class Checkers:
         """What time alone can break."""
         now = self.world.now_ms
         if not self._is_calm():
-            self._trouble_ms = now
+            self.trouble_ms = now
         self._check_runs(now)
+        self.walls.every_second(now)
         for agent in tuple(self.agents):
             if self.world.loop.is_frozen(agent.container.process):
                 agent.frozen_ms = now
-            end_ms = max(self._lease_ends_ms[agent.key], self._trouble_ms)
+            end_ms = max(self._lease_ends_ms[agent.key], self.trouble_ms)
             self._check_superseded(agent, now)
             if agent.hostility is Hostility.ENDLESS:
                 limit_ms = end_ms + HOST_KILL_MS
@@ -301,7 +309,7 @@ class Checkers:
             allowed_ms = PASS_INTERVAL_MS + KILL_GRACE_MS + SLACK_MS
             if agent.hostility is Hostility.ENDLESS:
                 allowed_ms = HOST_KILL_MS
-            over_ms = max(since_ms, self._trouble_ms, agent.frozen_ms) + allowed_ms
+            over_ms = max(since_ms, self.trouble_ms, agent.frozen_ms) + allowed_ms
             self.world.require(now <= over_ms, "one run", f"{agent.key} goes on, superseded")
 
     def _hub_waits_until_ms(self, agent: Pid1) -> int:
@@ -442,11 +450,11 @@ class Checkers:
     def _require_ours(self, what: str, reference: str) -> None:
         for resource in self.simulation.engine.resources():
             if reference in (resource.id, resource.name):
-                ours = resource.labels.get(RUNNER_ID) == bridge.RUNNER_ID
+                ours = resource.labels.get(RUNNER_ID) == THIS_RUNNER
                 consistent = ours and is_ours(resource.name, resource.labels)
                 self.world.require(consistent, "foreign", f"{what} of {resource.name}")
 
-    def _check_init(self, life: bridge.Life, container: Any, data: bytes) -> None:
+    def _check_init(self, life: Life, container: Any, data: bytes) -> None:
         """The orders go out: from here on the agent may run."""
         if not data.startswith(b'{"type":"init"'):
             return
@@ -475,7 +483,7 @@ class Checkers:
         return [
             resource
             for resource in found
-            if resource.labels.get(RUNNER_ID) == bridge.RUNNER_ID
+            if resource.labels.get(RUNNER_ID) == THIS_RUNNER
             and is_ours(resource.name, resource.labels)
         ]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from .containers import AgentPlan
-from .hub import Attempt
 from .simulation import Outcome, Simulation, simulate
+from .work import Attempt
 
 SEED = 1
 

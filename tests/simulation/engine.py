@@ -13,7 +13,6 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from ipaddress import IPv4Network
 from typing import Any, Protocol
 
 from forge_core.errors import (
@@ -21,13 +20,13 @@ from forge_core.errors import (
     EngineNotFound,
     EngineOutOfDisk,
     EngineRefused,
-    EngineSubnetTaken,
     ForgeError,
 )
 from forge_core.labels import ROLE
 from forge_core.ports import EngineImage, EngineResource, ExitStatus, PathKind
 from forge_core.wire.codes import ResourceKind
 
+from .engine_networks import EngineNetworks
 from .faults import Faults
 from .world import World
 
@@ -67,6 +66,7 @@ class Container:
     oom_killed: bool = False
     stuck_until_s: float = 0.0
     networks: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
     program: Program | None = None
     ended: list[Callable[[], None]] = field(default_factory=list)
     outputs: list[Callable[[tuple[int, bytes] | None], None]] = field(default_factory=list)
@@ -106,6 +106,7 @@ class Container:
         if not self.engine.up or self.engine.rng.random() < self.engine.faults.exit_lies:
             self.exit_code = self.engine.rng.choice(UNKNOWN_EXIT_CODES)
         self.engine.world.note(self.process, f"{self.role} exits with {exit_code}")
+        self.engine.nets.leave(self)
         for output in tuple(self.outputs):
             output(None)
         for ended in tuple(self.ended):
@@ -114,12 +115,16 @@ class Container:
 
 @dataclass(eq=False)
 class Thing:
-    """A volume or a network."""
+    """A volume or a network.
+
+    :ivar stale_endpoints: of containers that have ended; a network's alone.
+    """
 
     resource: EngineResource
     stuck_until_s: float = 0.0
     archive: bytes = b""
     request: Mapping[str, Any] = field(default_factory=dict)
+    stale_endpoints: set[str] = field(default_factory=set)
 
 
 class SimulatedEngine:
@@ -145,8 +150,9 @@ class SimulatedEngine:
         self.containers: dict[str, Container] = {}
         self.volumes: dict[str, Thing] = {}
         self.networks: dict[str, Thing] = {}
+        self.nets = EngineNetworks(self)
         self.broken: list[Callable[[], None]] = []
-        self._watch = watch
+        self.watch = watch
         self._programs = programs
         self.images = {digest: EngineImage(digest, (), {}) for digest in images}
         self._numbers = itertools.count(1)
@@ -222,15 +228,15 @@ class SimulatedEngine:
             if mount["Source"] not in self.volumes:
                 raise EngineNotFound(f"cannot create container {name}: no {mount['Source']}")
         self._make_room(name)
-        identity = f"{next(self._numbers):08x}" + f"{self.rng.getrandbits(224):056x}"
+        identity = self.new_id()
         container = Container(self, identity, name, request, self.world.utc())
         endpoints = request.get("NetworkingConfig", {}).get("EndpointsConfig", {})
         for network, endpoint in endpoints.items():
-            container.networks[self._network(network).resource.id] = endpoint
+            container.networks[self.nets.find(network).resource.id] = endpoint
         container.program = self._programs(container)
         self.containers[identity] = container
         self.world.note(PROCESS, f"creates container {name} as {identity[:8]}")
-        self._watch.created(container.resource)
+        self.watch.created(container.resource)
         return identity
 
     def start_container(self, reference: str) -> None:
@@ -242,9 +248,10 @@ class SimulatedEngine:
             raise EngineRefused(f"cannot start container {reference}: no such program")
         if container.status == "exited":
             raise EngineRefused(f"cannot start container {reference}: it has ended")
+        self.nets.join(container)
         container.status = "running"
         self.world.note(PROCESS, f"starts {container.role} {container.id[:8]}")
-        self._watch.started(container)
+        self.watch.started(container)
         container.program.start()
 
     def inspect_container(self, reference: str) -> Mapping[str, Any]:
@@ -268,8 +275,12 @@ class SimulatedEngine:
             "State": {"Status": container.status, "Running": container.status == "running"},
             "NetworkSettings": {
                 "Networks": {
-                    self.networks[identity].resource.name: endpoint
+                    self.networks[identity].resource.name: {
+                        **endpoint,
+                        "IPAddress": container.addresses.get(identity, ""),
+                    }
                     for identity, endpoint in container.networks.items()
+                    if identity in self.networks
                 }
             },
         }
@@ -286,19 +297,20 @@ class SimulatedEngine:
     def remove_container(self, reference: str) -> None:
         """Kill and remove, unless it resists."""
         container = self.container(reference, "remove")
-        self._resist(container, f"container {reference}")
+        self.resist(container, f"container {reference}")
         if container.status == "running":
             self._kill(container)
         del self.containers[container.id]
         self.world.note(PROCESS, f"removes {container.role} {container.id[:8]}")
-        self._watch.removed(container.resource)
+        self.watch.removed(container.resource)
 
     def create_volume(self, name: str, labels: Mapping[str, str]) -> str:
         """As the port says."""
         if name in self.volumes:
             raise EngineConflict(f"cannot create volume {name}: there is one")
         self._make_room(name)
-        self.volumes[name] = self._thing(ResourceKind.VOLUME, name, name, labels)
+        volume = self.volumes[name] = self.new_thing(ResourceKind.VOLUME, name, name, labels)
+        self.watch.created(volume.resource)
         return name
 
     def remove_volume(self, name: str) -> None:
@@ -309,51 +321,10 @@ class SimulatedEngine:
         mounts = [m for c in self.containers.values() for m in c.request["HostConfig"]["Mounts"]]
         if any(mount["Source"] == name for mount in mounts):
             raise EngineConflict(f"cannot remove volume {name}: it is in use")
-        self._resist(volume, f"volume {name}")
+        self.resist(volume, f"volume {name}")
         del self.volumes[name]
         self.world.note(PROCESS, f"removes volume {name}")
-        self._watch.removed(volume.resource)
-
-    def create_network(self, name: str, request: Mapping[str, Any]) -> str:
-        """As the port says."""
-        if any(n.resource.name == name for n in self.networks.values()):
-            raise EngineConflict(f"cannot create network {name}: the name is taken")
-        subnets = [_subnet_of(n.request) for n in self.networks.values()]
-        wanted = _subnet_of(request)
-        if wanted is not None and any(s is not None and s.overlaps(wanted) for s in subnets):
-            raise EngineSubnetTaken(f"cannot create network {name}: {wanted} is taken")
-        identity = f"{next(self._numbers):08x}" + f"{self.rng.getrandbits(224):056x}"
-        network = self._thing(ResourceKind.NETWORK, identity, name, request.get("Labels", {}))
-        network.request = request
-        self.networks[identity] = network
-        return identity
-
-    def inspect_network(self, reference: str) -> Mapping[str, Any]:
-        """The request as an engine echoes it."""
-        network = self._network(reference)
-        return {**network.request, "Id": network.resource.id, "Name": network.resource.name}
-
-    def connect_network(self, reference: str, container: str, address: str) -> None:
-        """As the port says."""
-        identity = self._network(reference).resource.id
-        endpoint = {"IPAMConfig": {"IPv4Address": address}}
-        self.container(container, "connect").networks[identity] = endpoint
-
-    def remove_network(self, reference: str) -> None:
-        """Unless a container is in it."""
-        network = self._network(reference)
-        identity = network.resource.id
-        running = (c for c in self.containers.values() if c.status == "running")
-        if any(identity in container.networks for container in running):
-            raise EngineConflict(f"cannot remove network {reference}: it has endpoints")
-        self._resist(network, f"network {reference}")
-        del self.networks[identity]
-        self._watch.removed(network.resource)
-
-    def disconnect_network(self, reference: str, container: str) -> None:
-        """As the port says."""
-        identity = self._network(reference).resource.id
-        self.container(container, "disconnect").networks.pop(identity)
+        self.watch.removed(volume.resource)
 
     def put_archive(self, reference: str, path: str, archive: bytes) -> None:
         """Into a volume of the container, nowhere else."""
@@ -415,21 +386,29 @@ class SimulatedEngine:
                 return container
         raise EngineNotFound(f"cannot {action} container {reference}: there is none")
 
-    # -- private ---------------------------------------------------------------------------------
+    def new_id(self) -> str:
+        """64 hexadecimal digits, of which no two begin alike."""
+        return f"{next(self._numbers):08x}" + f"{self.rng.getrandbits(224):056x}"
 
-    def _thing(
+    def new_thing(
         self, kind: ResourceKind, identity: str, name: str, labels: Mapping[str, str]
     ) -> Thing:
-        resource = EngineResource(kind, identity, name, dict(labels), self.world.utc())
-        self.world.note(PROCESS, f"creates {kind} {name}")
-        self._watch.created(resource)
-        return Thing(resource)
+        """One that nobody has been told of."""
+        self.tell(f"creates {kind} {name}")
+        return Thing(EngineResource(kind, identity, name, dict(labels), self.world.utc()))
 
-    def _network(self, reference: str) -> Thing:
-        for identity, network in self.networks.items():
-            if reference in (identity, network.resource.name):
-                return network
-        raise EngineNotFound(f"cannot find network {reference}: there is none")
+    def tell(self, what: str) -> None:
+        """A line of the trace."""
+        self.world.note(PROCESS, what)
+
+    def resist(self, thing: Container | Thing, what: str) -> None:
+        """Whether it can be removed now; raises EngineConflict: it cannot."""
+        if self.rng.random() < self.faults.engine_stuck:
+            thing.stuck_until_s = self.world.now_s + self.rng.uniform(5, 200)
+        if self.world.now_s < thing.stuck_until_s:
+            raise EngineConflict(f"cannot remove {what}: device or resource busy")
+
+    # -- private ---------------------------------------------------------------------------------
 
     def _kill(self, container: Container) -> None:
         assert container.program is not None
@@ -440,12 +419,6 @@ class SimulatedEngine:
     def _make_room(self, name: str) -> None:
         if self.rng.random() < self.faults.engine_full:
             raise EngineOutOfDisk(f"cannot create {name}: no space left on device")
-
-    def _resist(self, thing: Container | Thing, what: str) -> None:
-        if self.rng.random() < self.faults.engine_stuck:
-            thing.stuck_until_s = self.world.now_s + self.rng.uniform(5, 200)
-        if self.world.now_s < thing.stuck_until_s:
-            raise EngineConflict(f"cannot remove {what}: device or resource busy")
 
 
 def settle(answer: asyncio.Future[Any], call: Callable[[], object]) -> None:
@@ -458,10 +431,3 @@ def settle(answer: asyncio.Future[Any], call: Callable[[], object]) -> None:
     else:
         if not answer.done():
             answer.set_result(result)
-
-
-def _subnet_of(request: Mapping[str, Any]) -> IPv4Network | None:
-    """What a request for a network asks for; None: whatever there is."""
-    configs: list[dict[str, str]] = request.get("IPAM", {}).get("Config") or [{}]
-    subnet = configs[0].get("Subnet")
-    return None if subnet is None else IPv4Network(subnet)

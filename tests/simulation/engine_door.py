@@ -151,27 +151,30 @@ class EngineDoor:
 
     async def create_network(self, name: str, request: Mapping[str, Any]) -> str:
         """See the port."""
-        return await self._ask("create_network", self._engine.create_network, name, request)
+        return await self._ask("create_network", self._engine.nets.create, name, request)
 
     async def inspect_network(self, network: str) -> Mapping[str, Any]:
         """See the port."""
-        return await self._ask("inspect_network", self._engine.inspect_network, network)
+        return await self._ask("inspect_network", self._engine.nets.inspect, network)
 
     async def connect_network(
         self, network: str, container: str, *, address: str, aliases: Sequence[str] = ()
     ) -> None:
         """See the port."""
-        await self._ask(
-            "connect_network", self._engine.connect_network, network, container, address
-        )
+        await self._ask("connect_network", self._engine.nets.connect, network, container, address)
 
     async def remove_network(self, network: str) -> None:
         """See the port."""
-        await self._ask("remove_network", self._engine.remove_network, network)
+        await self._ask("remove_network", self._engine.nets.remove, network)
 
     async def disconnect_network(self, network: str, container: str) -> None:
         """See the port."""
-        await self._ask("disconnect", self._engine.disconnect_network, network, container)
+        nets = self._engine.nets
+        await self._ask("disconnect_network", nets.disconnect, network, container)
+
+    async def network_endpoints(self, network: str) -> Sequence[str]:
+        """See the port."""
+        return await self._ask("network_endpoints", self._engine.nets.endpoints, network)
 
     async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
         """See the port."""

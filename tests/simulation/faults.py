@@ -17,6 +17,9 @@ class Faults:
     Engine: ``engine_slow`` answers after the caller gave up, but does it; ``engine_lost`` breaks
     the connection before or after it was done; ``engine_full`` has no room for a new thing;
     ``engine_stuck`` resists a removal for a while; ``exit_lies`` tells a wrong exit code.
+    Networks: ``pools_empty`` has no address left for one; ``network_lies`` drops its options;
+    ``endpoint_stuck`` keeps the endpoint of a container that has ended.
+    Proxy: ``proxy_dies`` sooner or later; ``probe_lies`` about what it saw.
     Containers: ``pid1_hostile`` does not do what the supervisor must; ``oom`` kills the agent.
     Network: ``lost``, ``doubled`` and ``late`` messages from the hub; ``forged`` renewals with the
     MAC of others; ``ack_lost`` drops the hub's answer with the connection, ``ack_late`` takes most
@@ -33,6 +36,11 @@ class Faults:
     engine_full: float = 0.0
     engine_stuck: float = 0.0
     exit_lies: float = 0.0
+    pools_empty: float = 0.0
+    network_lies: float = 0.0
+    endpoint_stuck: float = 0.0
+    proxy_dies: float = 0.0
+    probe_lies: float = 0.0
     pid1_hostile: float = 0.0
     oom: float = 0.0
     lost: float = 0.0
@@ -78,6 +86,11 @@ MOST = {
     "engine_full": 0.1,
     "engine_stuck": 0.5,
     "exit_lies": 0.5,
+    "pools_empty": 0.2,
+    "network_lies": 0.1,
+    "endpoint_stuck": 0.8,
+    "proxy_dies": 0.5,
+    "probe_lies": 0.2,
     "pid1_hostile": 0.6,
     "oom": 0.3,
     "lost": 0.3,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from forge_core.errors import HubError, RefusedError
@@ -20,12 +19,10 @@ from forge_core.wire.from_bridge import HUB_METHODS
 from forge_core.wire.lease_mac import lease_message, sign_lease
 from forge_core.wire.limits import MAX_MESSAGE_BYTES, measured_size_bytes
 
-from .containers import AgentPlan
 from .network import HUB, SimulatedConnection
 from .remote import URL
+from .work import Attempt, Dispatch, Key, offer_of, start_of
 from .world import World
-
-Key = tuple[str, int]
 
 KILL_GRACE_MS: Final = 2_000
 HEARTBEAT_MS: Final = 10_000
@@ -33,7 +30,6 @@ TICK_S: Final = 0.5
 MAX_STARTS: Final = 4
 MAX_OFFERS: Final = 40
 RETRY_S: Final = (2.0, 20.0)
-COMMIT: Final = "c" * 40
 LIVE: Final = frozenset({"offered", "running", "cancelling"})
 REPLAYED: Final = {
     "SubmitDispatchEvent",
@@ -42,55 +38,6 @@ REPLAYED: Final = {
     "SubmitPublication",
     "SubmitReapOutcome",
 }
-
-
-@dataclass(slots=True)
-class Attempt:
-    """What is to be run, and how often it was tried."""
-
-    id: str
-    plan: AgentPlan
-    ttl_ms: int
-    hard_wall_ms: int
-    idle_ms: int
-    has_secret: bool
-    publishes: bool
-    fence: int = 0
-    starts: int = 0
-    next_offer_s: float = 0.0
-    done: bool = False
-
-    @property
-    def branch(self) -> str:
-        """Where its result goes."""
-        return f"result-{self.id}"
-
-
-@dataclass(slots=True)
-class Dispatch:
-    """One (attempt, fence) to one runner instance."""
-
-    attempt: Attempt
-    fence: int
-    instance_id: str
-    offer: dict[str, Any]
-    offered_ms: int
-    state: str = "offered"
-    accepted: bool = False
-    key: bytes = b""
-    start: dict[str, Any] | None = None
-    lease_sequence: int = 0
-    sent_ms: int = 0
-    cancelled: bool = False
-    results: dict[int, dict[str, Any]] = field(default_factory=dict)
-    events: dict[int, str] = field(default_factory=dict)
-    redeemed: str | None = None
-    publication: str | None = None
-
-    @property
-    def id(self) -> Key:
-        """Attempt and fence."""
-        return self.attempt.id, self.fence
 
 
 class SimulatedHub:
@@ -342,20 +289,12 @@ class SimulatedHub:
         attempt.fence += 1
         attempt.next_offer_s = math.inf
         self._offers += 1
-        offer = {
-            "offerId": f"offer-{self._offers}",
-            "attemptId": attempt.id,
-            "fence": attempt.fence,
-            "runnerInstanceId": self.online.registered_instance,
-            "sessionId": "session",
-            "projectId": "project",
-            "trustDomainId": "domain",
-            "policy": "sandbox_preferred",
-            "resources": {"slots": 1, "memoryBytes": 2**28, "cpuMillis": 1000, "pids": 64},
-            "repository": "sample",
-            "expiresInMs": self.rng.choice((5_000, 20_000, 60_000)),
-            "requirements": {"publicationMode": _mode(attempt)},
-        }
+        offer = offer_of(
+            attempt,
+            f"offer-{self._offers}",
+            self.online.registered_instance,
+            self.rng.choice((5_000, 20_000, 60_000)),
+        )
         dispatch = Dispatch(
             attempt, attempt.fence, self.online.registered_instance, offer, self.world.now_ms
         )
@@ -417,33 +356,12 @@ class SimulatedHub:
         return [d for d in self.dispatches.values() if d.state in LIVE]
 
     def _start(self, dispatch: Dispatch) -> None:
-        attempt, offer = dispatch.attempt, dispatch.offer
+        attempt = dispatch.attempt
         dispatch.state, dispatch.sent_ms = "running", self.world.now_ms
         attempt.starts += 1
         dispatch.key = self.rng.randbytes(32)
         key = self._canary(base64.b64encode(dispatch.key).decode())
-        names = ("attemptId", "fence", "offerId", "runnerInstanceId", "sessionId", "projectId")
-        dispatch.start = {
-            **{name: offer[name] for name in (*names, "trustDomainId", "repository")},
-            "inputCommit": COMMIT,
-            "branch": attempt.branch,
-            "agent": {"provider": "command", "argv": attempt.plan.argv()},
-            "lease": {
-                "ttlMs": attempt.ttl_ms,
-                "sequence": 0,
-                "key": key,
-            },
-            "limits": {
-                "hardWallMs": attempt.hard_wall_ms,
-                "idleMs": attempt.idle_ms,
-                "maxOutputBytes": 4_000,
-            },
-            "publication": {
-                "mode": _mode(attempt),
-                "handle": f"publish-{attempt.id}-{dispatch.fence}",
-            },
-            "secretGrants": [f"grant-{attempt.id}-{dispatch.fence}"] if attempt.has_secret else [],
-        }
+        dispatch.start = start_of(dispatch, key)
         self._push("Start", dispatch.start, dispatch)
 
     def _renew(self, dispatch: Dispatch, now: int) -> None:
@@ -481,10 +399,6 @@ class SimulatedHub:
 
 def _named(dispatch: Dispatch) -> dict[str, Any]:
     return {"attemptId": dispatch.attempt.id, "fence": dispatch.fence}
-
-
-def _mode(attempt: Attempt) -> str:
-    return "bridge_push" if attempt.publishes else "shared_filesystem"
 
 
 def _identity(method: str, payload: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -9,11 +9,12 @@ from typing import Any, Final
 from unittest import mock
 
 import forge_bridge.attempt_run as attempt_run
-from forge_bridge.flows import teardown
+from forge_bridge.attempt_run import AttemptRun
+from forge_bridge.flows import start, teardown
 from forge_bridge.sandbox import publish
 from forge_core.admission import Admission
 from forge_core.ready import Ready, RecordKind
-from forge_core.wire.codes import RemovalOutcome
+from forge_core.wire.codes import CleanupTrigger, RemovalOutcome
 
 
 def _drop_record() -> Any:
@@ -48,9 +49,21 @@ def _overwrite() -> Any:
     return mock.patch.object(publish, "before_push", return_value=None)
 
 
+def _free_subnets_early() -> Any:
+    """The subnets of a dispatch are anybody's while its networks are being removed."""
+    honest = start.tear_down
+
+    async def tear_down(run: AttemptRun, trigger: CleanupTrigger) -> Any:
+        run.runner.admission.subnets.release(run.state.key)
+        return await honest(run, trigger)
+
+    return mock.patch.object(start, "tear_down", tear_down)
+
+
 MUTATIONS: Final[dict[str, Callable[[], Any]]] = {
     "drop-record": _drop_record,
     "free-early": _free_early,
+    "free-subnets-early": _free_subnets_early,
     "overwrite": _overwrite,
     "skip-fence": _skip_fence,
 }

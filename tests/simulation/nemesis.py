@@ -6,13 +6,14 @@ enough for everything to work again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from .bridge import RUNNER_ID
 from .disk import LEDGERS
 from .engine import PROCESS as ENGINE
+from .setup import THIS_RUNNER
 
 if TYPE_CHECKING:
     from .simulation import Simulation
@@ -31,6 +32,7 @@ class Nemesis:
         self._simulation = simulation
         self._rng = simulation.world.rng("nemesis")
         self._reaps = 0
+        self._strangers = itertools.count(1)
         self._mean_gap_s = self._rng.choice(MEAN_GAPS_S)
         every: dict[str, Callable[[], None]] = {
             "kill the bridge": lambda: simulation.host.kill(power_cut=False),
@@ -40,6 +42,7 @@ class Nemesis:
             "kill the engine": self._kill_engine,
             "freeze the engine": lambda: self._freeze("engine", 40.0),
             "replace the engine": self._replace_engine,
+            "take subnets": self._take_subnets,
             "flip a bit": self._flip_a_bit,
             "freeze a container": self._freeze_container,
             "suspend the host": self._suspend,
@@ -129,6 +132,16 @@ class Nemesis:
             engine.replace()
             self._for_a_while(90.0, engine.replace)
 
+    def _take_subnets(self) -> None:
+        """Somebody else makes a network where ours might be, be it all over the pool."""
+        engine, pool = self._simulation.engine, self._simulation.setup.pool
+        prefix = self._rng.choice((pool.prefixlen, pool.prefixlen + 1, 28, 29))
+        subnet = self._rng.choice(list(pool.subnets(new_prefix=prefix)))
+        name = f"stranger-{next(self._strangers)}"
+        if not engine.nets.has_part_of(subnet):
+            network = engine.nets.add_foreign(name, subnet)
+            self._for_a_while(90.0, lambda: engine.networks.pop(network, None))
+
     def _flip_a_bit(self) -> None:
         """In the middle of a ledger, while no bridge has it open."""
         host = self._simulation.host
@@ -202,4 +215,4 @@ class Nemesis:
         self._reaps += 1
         live = hub.live()
         one = self._rng.choice(live) if live and self._rng.random() < 0.5 else None
-        hub.reap(self._reaps, RUNNER_ID, one)
+        hub.reap(self._reaps, THIS_RUNNER, one)

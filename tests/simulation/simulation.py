@@ -13,20 +13,24 @@ import structlog
 
 from forge_core.labels import Owner
 from forge_core.ports import EngineResource
+from forge_core.subnet_pool import SUBNET_PREFIX
 from forge_core.wire.codes import ResourceKind
 
-from .bridge import IMAGE, RUNNER_ID, BridgeHost
+from .bridge import BridgeHost
 from .checkers import Checkers
-from .containers import AgentPlan, Helper, Pid1
+from .containers import Helper, Pid1
 from .disk import SimulatedDisk
+from .egress import EGRESS_PROGRAMS, PROXY_IMAGE
 from .engine import Container, Program, SimulatedEngine, Thing
 from .faults import Faults
 from .git import SimulatedGit
-from .hub import COMMIT, Attempt, Dispatch, SimulatedHub
+from .hub import SimulatedHub
 from .loop import NothingLeftError, virtual_loop
 from .nemesis import Nemesis
 from .network import Network
 from .remote import SimulatedRemote
+from .setup import IMAGE, POOLS, THIS_RUNNER, Setup
+from .work import COMMIT, Dispatch, planned
 from .world import World
 
 MAX_STEPS: Final = 2_000_000
@@ -78,8 +82,11 @@ class Simulation:
         self.git = SimulatedGit(world, self.faults, self.remote)
         self.git.on_push = self.checkers.before_push
         self.engine = SimulatedEngine(
-            world, self.faults, self.checkers, self._program, frozenset({IMAGE})
+            world, self.faults, self.checkers, self._program, frozenset({IMAGE, PROXY_IMAGE})
         )
+        walls = world.rng("setup")
+        login = self.checkers.secret(f"canary-{walls.getrandbits(96):x}")
+        self.setup = Setup.of(walls.choice(POOLS), login)
         self.foreign = tuple(self._foreign())
         self.host = BridgeHost(
             world,
@@ -87,6 +94,7 @@ class Simulation:
             self.engine,
             self.git,
             self.network,
+            self.setup,
             self.checkers.before_effect,
             self.checkers.before_send,
         )
@@ -136,24 +144,8 @@ class Simulation:
         self.hub.working = False
 
     def _plan_work(self) -> None:
-        rng = self.world.rng("work")
-        for number in range(rng.randint(2, 8)):
-            plan = AgentPlan(
-                runs_s=rng.choice((0.5, 2.0, 5.0, 40.0, 400.0)),
-                exit_code=rng.choice((0, 0, 0, 1)),
-                prints_every_s=rng.choice((0.0, 1.0, 7.0)),
-                obeys_term=rng.random() < 0.7,
-            )
-            attempt = Attempt(
-                f"attempt-{number + 1}",
-                plan,
-                ttl_ms=rng.choice((6_000, 15_000, 60_000)),
-                hard_wall_ms=rng.choice((30_000, 600_000)),
-                idle_ms=rng.choice((20_000, 600_000)),
-                has_secret=rng.random() < 0.5,
-                publishes=rng.random() < 0.5,
-                next_offer_s=rng.uniform(0, 60),
-            )
+        rng, walls = self.world.rng("work"), self.world.rng("walls")
+        for attempt in planned(rng, walls):
             self.hub.attempts.append(attempt)
             if (at := rng.choice((None, None, COMMIT, COMMIT, "a" * 40))) is not None:
                 self.remote.branches[attempt.branch] = at
@@ -163,12 +155,14 @@ class Simulation:
             return Pid1(self.world, self.faults, container, self.checkers)
         if container.role == "helper":
             return Helper(self.world, self.faults, container)
+        if (program := EGRESS_PROGRAMS.get(container.role)) is not None:
+            return program(self.world, self.faults, container)
         return None
 
     def _foreign(self) -> Iterator[EngineResource]:
         """What is in the engine besides: of another runner, and ours only by its labels."""
         other = Owner("runner-2", "other", "attempt-1", 1, "project", "domain")
-        ours = Owner(RUNNER_ID, "old", "attempt-1", 1, "project", "domain")
+        ours = Owner(THIS_RUNNER, "old", "attempt-1", 1, "project", "domain")
         volumes = (
             (other.name("workspace"), other.labels("workspace")),
             ("precious", ours.labels("workspace")),
@@ -178,6 +172,8 @@ class Simulation:
             resource = EngineResource(ResourceKind.VOLUME, name, name, labels, self.world.utc())
             self.engine.volumes[name] = Thing(resource)
             yield resource
+        taken = next(self.setup.pool.subnets(new_prefix=SUBNET_PREFIX))
+        yield self.engine.networks[self.engine.nets.add_foreign("stranger", taken)].resource
 
 
 def simulate(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address
 from typing import Final, Protocol
 
-from forge_core.errors import EngineRefused, EngineSubnetTaken, RefusedError
+from forge_core.errors import EngineRefused, EngineSubnetTaken
 from forge_core.labels import Owner
 from forge_core.network_spec import NetworkSpec, network_faults, network_request
 from forge_core.ports import Engine
@@ -70,7 +70,7 @@ async def make_network(
 
     :param pool: has promised it to this owner.
     :returns: its id, and what it is.
-    :raises RefusedError: code ``capacity_networks``: there is no such subnet.
+    :raises EngineRefused: there is no such subnet.
     """
     for _ in range(min(pool.size, MAX_TRIES)):
         spec = NetworkSpec(owner, role, pool.take(owner.key), is_internal)
@@ -78,12 +78,10 @@ async def make_network(
             return await engine.create_network(spec.name, network_request(spec)), spec
         except EngineSubnetTaken:
             pool.give_back(owner.key, spec.subnet)
-    raise RefusedError(
+    raise EngineRefused(
         f"cannot find a subnet for {role} of attempt {owner.attempt_id}: each one that was tried "
         "overlaps a network of somebody else in this engine; remove those networks, or set "
-        "FORGE_SANDBOX_SUBNET_POOL to a network that nobody uses",
-        code="capacity_networks",
-        field="FORGE_SANDBOX_SUBNET_POOL",
+        "FORGE_SANDBOX_SUBNET_POOL to a network that nobody uses"
     )
 
 

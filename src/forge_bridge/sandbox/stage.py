@@ -19,8 +19,10 @@ from forge_core.attempt_events import Happened, ResourceCreated, ResourceIntende
 from forge_core.contract import Contract
 from forge_core.errors import (
     DiskUnusable,
+    EngineConflict,
     EngineNotFound,
     EngineOutOfDisk,
+    EngineRefused,
     EngineTimedOut,
     EngineUnreachable,
     ForgeError,
@@ -55,7 +57,9 @@ def failure_of(error: ForgeError) -> tuple[FailureCode, str]:
     match error:
         case StageFailed():
             return error.code, str(error)
-        case EngineUnreachable() | EngineTimedOut() | EngineNotFound():
+        case EngineUnreachable() | EngineTimedOut() | EngineConflict() | EngineRefused():
+            return FailureCode.ENGINE_LOST, str(error)
+        case EngineNotFound():
             # What the dispatch had made is not there any more: it was taken, or it is another
             # engine.  A missing image has a code of its own.
             return FailureCode.ENGINE_LOST, str(error)
@@ -183,7 +187,7 @@ class StageContext:
         faults = read_back(request, await self.engine.inspect_container(container))
         if faults:
             raise StageFailed(
-                FailureCode.INTERNAL_ERROR,
+                FailureCode.ENGINE_LOST,
                 f"cannot contain {spec.role} of attempt {spec.owner.attempt_id}: the engine "
                 f"created it otherwise than asked: {'; '.join(faults)}"[:2000],
             )
@@ -198,8 +202,7 @@ class StageContext:
     async def create_network(self, role: str, *, is_internal: bool) -> NetworkSpec:
         """A network of this dispatch, in a subnet that nobody else has.
 
-        :raises RefusedError: code ``capacity_networks``: there is none.
-        :raises EngineRefused: the engine made it otherwise than asked.
+        :raises EngineRefused: there is none, or the engine made it otherwise than asked.
         """
         owner, pool = self.owner, self.runner.admission.subnets
         name = owner.name(role)

@@ -1,0 +1,88 @@
+"""How a simulated runner is set up: its settings, what it offers, and what its preflight has shown.
+
+No doctor runs here: the runner is fit from the start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from ipaddress import IPv4Network
+from typing import Final
+
+from forge_bridge.egress.trial import EgressTrial
+from forge_bridge.runner import Runner, SandboxSettings
+from forge_bridge.settings import BridgeSettings, default_bridge_service_config
+from forge_core.wire.codes import NetworkPolicy, PublicationMode, Runtime
+from forge_core.wire.shapes import Capabilities, SandboxReadiness
+
+from .egress import simulated_trial
+
+IMAGE: Final = "sha256:" + "1" * 64
+THIS_RUNNER: Final = "runner-1"
+SLOTS: Final = 2
+POOLS: Final = tuple(IPv4Network(f"10.210.0.0/{prefix}") for prefix in (24, 25, 26))
+"""The smallest has room for one attempt with a proxy, and nothing beside it."""
+
+
+@cache
+def settings(pool: IPv4Network) -> BridgeSettings:
+    """Of a runner that takes its subnets from there."""
+    return default_bridge_service_config(
+        server_url="http://127.0.0.1:1",
+        trust_domain_id="domain",
+        agent_tooling_image=f"tooling@{IMAGE}",
+        minimum_workspace_bytes=2**30,
+        disk_high_watermark_percent=90,
+        disk_low_watermark_percent=80,
+        max_concurrent_sandboxes=SLOTS,
+        stop_deadline_seconds=60,
+        sandbox_subnet_pool=pool,
+    )
+
+
+SANDBOX: Final = SandboxSettings(
+    tooling=f"tooling@{IMAGE}",
+    supervisor_source="supervisor",
+    bundle_source="bundle",
+    kill_grace_ms=2_000,
+    push_ms=60_000,
+)
+CAPABILITIES: Final = Capabilities(
+    runtimes=(Runtime.DOCKER,),
+    quota_supported=False,
+    dedicated_disk=False,
+    sandbox_required=SandboxReadiness(ready=False, blockers=("quota",)),
+    network_policies=tuple(NetworkPolicy),
+    publication_modes=tuple(PublicationMode),
+    image_policy_enforced=False,
+    signature_verification=False,
+    tooling_image=f"tooling@{IMAGE}",
+    resource_capacity=settings(POOLS[0]).resource_capacity,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What differs from seed to seed.
+
+    :param pool: of subnets.
+    :param egress: the proxy that the preflight has tried.
+    """
+
+    pool: IPv4Network
+    egress: EgressTrial
+
+    @classmethod
+    def of(cls, pool: IPv4Network, login: str) -> Setup:
+        """``login`` is that of an upstream proxy; a secret."""
+        return cls(pool, simulated_trial(pool, login))
+
+    @property
+    def settings(self) -> BridgeSettings:
+        """The operator's."""
+        return settings(self.pool)
+
+    def show(self, runner: Runner) -> None:
+        """What a preflight would have shown."""
+        runner.egress = self.egress

@@ -1,0 +1,152 @@
+"""What the simulated hub dispatches: attempts, their dispatches, and the words for both."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - an argument's type; the instances are seeded
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from .containers import AgentPlan
+from .egress import DOMAINS
+
+Key = tuple[str, int]
+
+COMMIT: Final = "c" * 40
+POLICIES: Final = ("none", "none", "public_allowlist", "public_allowlist", "open_public")
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What is to be run, and how often it was tried."""
+
+    id: str
+    plan: AgentPlan
+    ttl_ms: int
+    hard_wall_ms: int
+    idle_ms: int
+    has_secret: bool
+    publishes: bool
+    policy: str = "none"
+    services: tuple[str, ...] = ()
+    fence: int = 0
+    starts: int = 0
+    next_offer_s: float = 0.0
+    done: bool = False
+
+    @property
+    def branch(self) -> str:
+        """Where its result goes."""
+        return f"result-{self.id}"
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """One (attempt, fence) to one runner instance."""
+
+    attempt: Attempt
+    fence: int
+    instance_id: str
+    offer: dict[str, Any]
+    offered_ms: int
+    state: str = "offered"
+    accepted: bool = False
+    key: bytes = b""
+    start: dict[str, Any] | None = None
+    lease_sequence: int = 0
+    sent_ms: int = 0
+    cancelled: bool = False
+    results: dict[int, dict[str, Any]] = field(default_factory=dict)
+    events: dict[int, str] = field(default_factory=dict)
+    redeemed: str | None = None
+    publication: str | None = None
+
+    @property
+    def id(self) -> Key:
+        """Attempt and fence."""
+        return self.attempt.id, self.fence
+
+
+def planned(rng: random.Random, walls: random.Random, most: int = 8) -> list[Attempt]:
+    """The attempts of one seed.
+
+    :param walls: chooses what surrounds them; some seeds have attempts with nothing around.
+    """
+    plain = walls.random() < 0.3
+    attempts = []
+    for number in range(rng.randint(2, most)):
+        plan = AgentPlan(
+            runs_s=rng.choice((0.5, 2.0, 5.0, 40.0, 400.0)),
+            exit_code=rng.choice((0, 0, 0, 1)),
+            prints_every_s=rng.choice((0.0, 1.0, 7.0)),
+            obeys_term=rng.random() < 0.7,
+        )
+        attempt = Attempt(
+            f"attempt-{number + 1}",
+            plan,
+            ttl_ms=rng.choice((6_000, 15_000, 60_000)),
+            hard_wall_ms=rng.choice((30_000, 600_000)),
+            idle_ms=rng.choice((20_000, 600_000)),
+            has_secret=rng.random() < 0.5,
+            publishes=rng.random() < 0.5,
+            next_offer_s=rng.uniform(0, 60),
+        )
+        if not plain:
+            attempt.policy = walls.choice(POLICIES)
+        attempts.append(attempt)
+    return attempts
+
+
+def offer_of(attempt: Attempt, offer_id: str, instance_id: str, expires_ms: int) -> dict[str, Any]:
+    """May I?"""
+    memory_bytes, pids = (2**30, 256) if attempt.services else (2**28, 64)
+    return {
+        "offerId": offer_id,
+        "attemptId": attempt.id,
+        "fence": attempt.fence,
+        "runnerInstanceId": instance_id,
+        "sessionId": "session",
+        "projectId": "project",
+        "trustDomainId": "domain",
+        "policy": "sandbox_preferred",
+        "resources": {"slots": 1, "memoryBytes": memory_bytes, "cpuMillis": 1000, "pids": pids},
+        "repository": "sample",
+        "expiresInMs": expires_ms,
+        "requirements": {
+            "networkPolicy": attempt.policy,
+            "services": [{"name": name} for name in attempt.services],
+            "publicationMode": _mode(attempt),
+        },
+    }
+
+
+def start_of(dispatch: Dispatch, key: str) -> dict[str, Any]:
+    """Go.
+
+    :param key: of the lease, in base64.
+    """
+    attempt, offer = dispatch.attempt, dispatch.offer
+    names = ("attemptId", "fence", "offerId", "runnerInstanceId", "sessionId", "projectId")
+    domains = DOMAINS if attempt.policy == "public_allowlist" else ()
+    return {
+        **{name: offer[name] for name in (*names, "trustDomainId", "repository")},
+        "inputCommit": COMMIT,
+        "branch": attempt.branch,
+        "agent": {"provider": "command", "argv": attempt.plan.argv()},
+        "lease": {"ttlMs": attempt.ttl_ms, "sequence": 0, "key": key},
+        "limits": {
+            "hardWallMs": attempt.hard_wall_ms,
+            "idleMs": attempt.idle_ms,
+            "maxOutputBytes": 4_000,
+        },
+        "network": {"policy": attempt.policy, "domains": list(domains)},
+        "services": offer["requirements"]["services"],
+        "publication": {
+            "mode": _mode(attempt),
+            "handle": f"publish-{attempt.id}-{dispatch.fence}",
+        },
+        "secretGrants": [f"grant-{attempt.id}-{dispatch.fence}"] if attempt.has_secret else [],
+    }
+
+
+def _mode(attempt: Attempt) -> str:
+    return "bridge_push" if attempt.publishes else "shared_filesystem"
