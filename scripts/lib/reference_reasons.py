@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forge_bridge.doctor import checks, engine_checks, inside_checks, policy_checks
-from forge_bridge.doctor.results import Check
+from forge_bridge.doctor import (
+    checks,
+    egress_checks,
+    engine_checks,
+    inside_checks,
+    policy_checks,
+)
+from forge_bridge.doctor.results import Gate
+from forge_core.blockers import OF_A_SESSION, Blocker
 from forge_core.wire.from_bridge import HUB_METHODS
 from forge_hub.reasons import REASONS, Reason
 
@@ -56,8 +63,62 @@ _REASONS = {
 _BLOCKERS_PROSE = """\
 ## Blockers
 
-`blockers` of [SandboxReadiness](#sandboxreadiness) names the checks of `forge sandbox doctor` that
-keep the runner from `sandbox_required`:"""
+`blockers` of [SandboxReadiness](#sandboxreadiness) names what keeps the runner from
+`sandbox_required`. The names are the ids of the checks of `forge sandbox doctor`, which shows what
+was seen, and the remedy that fits it; [what each looks at](hardening.md#preflight). A hub that
+places no session there says the same names."""
+_BLOCKERS = {
+    Blocker.ENGINE: "Start the engine, or name it: `FORGE_DOCKER_CONTEXT`.",
+    Blocker.DOCKER_DESKTOP: "Use a rootless engine on Linux; "
+    "`FORGE_ALLOW_DOCKER_DESKTOP_SANDBOX=true` allows the other policies only.",
+    Blocker.ROOTLESS: "`dockerd-rootless-setuptool.sh install`, and `docker context use rootless`.",
+    Blocker.TOOLING_IMAGE: "Set `FORGE_AGENT_TOOLING_IMAGE=repository@sha256:<64 hex>`, pull that "
+    "image, and build it as [the page about it](tooling-image.md) says.",
+    Blocker.CONTAINER: "See the engine's log; of a profile that it cannot use, mend "
+    "`FORGE_SANDBOX_SECCOMP_PROFILE`.",
+    **dict.fromkeys(
+        (
+            Blocker.USER,
+            Blocker.CAPABILITIES,
+            Blocker.NO_NEW_PRIVILEGES,
+            Blocker.READ_ONLY_ROOT,
+            Blocker.TMPFS,
+            Blocker.MOUNTS,
+            Blocker.NETWORK,
+        ),
+        "Do not use this engine: it does not apply what it was asked for.",
+    ),
+    Blocker.SECCOMP: "Set `FORGE_SANDBOX_SECCOMP_PROFILE` to [a hardened profile](seccomp.md).",
+    Blocker.LSM: "Enable AppArmor or SELinux on the host, load the profile, and set "
+    "`FORGE_SANDBOX_LSM_SECURITY_OPT`.",
+    Blocker.LIMITS: "Boot with cgroup v2, and delegate `cpu cpuset io memory pids` to the user of "
+    "a rootless engine (`Delegate=` of `user@.service`).",
+    Blocker.DISK_QUOTA: "Put the engine's data root on XFS mounted with `pquota`, or give it a "
+    "disk of its own and set `FORGE_SANDBOX_DEDICATED_DISK=true`.",
+    Blocker.IMAGE_POLICY: "Set `FORGE_SANDBOX_IMAGE_POLICY_ENFORCED=true`, its two tools and the "
+    "signing key, so that each works on the tooling image ([image policy](image-policy.md)).",
+    Blocker.SIGNATURES: "Set `FORGE_SANDBOX_SIGNATURE_EXECUTABLE` and "
+    "`FORGE_SANDBOX_SIGNATURE_PUBLIC_KEY`, and sign the tooling image with that key.",
+    Blocker.BUILDER: "Set `FORGE_SANDBOX_BUILDKIT_IMAGE`, on an engine that enforces limits.",
+    Blocker.BUILD_EGRESS: "Set `FORGE_SANDBOX_BUILD_EGRESS_ENFORCED=true` for a builder of its own "
+    "behind such control.",
+    Blocker.PUBLICATION_MODE: "Set `FORGE_SANDBOX_PUBLICATION_MODE=bridge_push`, with Git 2.31 or "
+    "later and its https transport on the host.",
+    Blocker.EGRESS: "Mend [the proxy](egress.md), or unset `FORGE_SANDBOX_EGRESS_ENFORCED`.",
+}
+_OF_A_SESSION_PROSE = """\
+What a session itself lacks is named in the same way, when it is placed and again when a runner is
+asked:"""
+_OF_A_SESSION = {
+    Blocker.APPROVED_COMMIT: (
+        "A commit is approved, whose contract counts",
+        "Send `approvedCommit` with the session, or save it in the project's sandbox policy.",
+    ),
+    Blocker.OPEN_PUBLIC: (
+        "The network policy is another than `open_public`, which is for development",
+        "Ask for `none` or `public_allowlist`.",
+    ),
+}
 
 
 def reasons() -> Iterator[str]:
@@ -73,13 +134,24 @@ def reasons() -> Iterator[str]:
 
 
 def blockers() -> Iterator[str]:
-    """The checks that may be named as blockers."""
+    """What may be named as a blocker; raises KeyError when one has no check or no remedy."""
+    modules = (engine_checks, inside_checks, policy_checks, egress_checks, checks)
+    gates = {g.id: g for m in modules for g in vars(m).values() if isinstance(g, Gate)}
     yield _BLOCKERS_PROSE
-    yield table(("check", "what must hold"), ((code(c.id), c.title) for c in _checks()))
-
-
-def _checks() -> list[Check]:
-    """Every check of the doctor, by its id."""
-    modules = (engine_checks, inside_checks, policy_checks, checks)
-    found = {c.id: c for m in modules for c in vars(m).values() if isinstance(c, Check)}
-    return [found[name] for name in sorted(found)]
+    yield table(
+        ("blocker", "what must hold", "what to do"),
+        (
+            (code(blocker.value), gates[blocker].title, _BLOCKERS[blocker])
+            for blocker in Blocker
+            if blocker not in OF_A_SESSION
+        ),
+    )
+    yield _OF_A_SESSION_PROSE
+    yield table(
+        ("blocker", "what must hold", "what to do"),
+        (
+            (code(blocker.value), *_OF_A_SESSION[blocker])
+            for blocker in Blocker
+            if blocker in OF_A_SESSION
+        ),
+    )

@@ -197,9 +197,9 @@ async def _preflight(settings: BridgeSettings) -> Preflight:
 
 def _show(found: Diagnosis) -> None:
     results, capabilities = found.results, found.preflight.capabilities
-    rows = [(r.verdict.value.replace("_", " "), r.title, r.evidence) for r in results]
-    print_table(("verdict", "check", "what was seen"), rows)
-    remedies = [(r.title, r.remedy) for r in results if r.remedy is not None]
+    rows = [(r.verdict.value.replace("_", " "), r.id, r.title, r.evidence) for r in results]
+    print_table(("verdict", "name", "check", "what was seen"), rows)
+    remedies = [(r.id, r.remedy) for r in results if r.remedy is not None]
     if remedies:
         say("")
         print_table(("to mend", "do this"), remedies)

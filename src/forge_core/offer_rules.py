@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from forge_core.blockers import session_blockers
 from forge_core.errors import RefusedError
 from forge_core.host_fallback import refuse_fallback
 from forge_core.resources import ResourceCapacity, ResourceVector
@@ -24,7 +25,6 @@ from forge_core.wire.shapes import Service
 REPEATED: Final = tuple(name for name in Start.model_fields if name in Offer.model_fields)
 """What a start says again."""
 
-NEVER_OPEN: Final = "network policy open_public, which sandbox_required never has"
 NO_HOST_EXECUTION: Final = "the operator has not set FORGE_ALLOW_HOST_EXECUTION=true on this runner"
 NO_HOST_FALLBACK: Final = "host fallback is not enabled for this runner in the hub's settings"
 
@@ -131,12 +131,11 @@ def _refuse_sandbox(offer: Offer, facts: RunnerFacts) -> Verdict | None:
     if Runtime.DOCKER not in facts.runtimes:
         return refused(RejectionCode.RUNTIME_UNAVAILABLE, "; ".join(facts.blockers)[:2000] or None)
     if offer.policy is Policy.SANDBOX_REQUIRED:
-        missing = list(facts.blockers)
-        if offer.approved_commit is None:
-            missing.append("approved_commit")
-        if offer.requirements.network_policy is NetworkPolicy.OPEN_PUBLIC:
-            missing.append(NEVER_OPEN)
-        if missing:
+        lacks = session_blockers(
+            has_approved_commit=offer.approved_commit is not None,
+            is_open=offer.requirements.network_policy is NetworkPolicy.OPEN_PUBLIC,
+        )
+        if missing := (*facts.blockers, *lacks):
             return refused(RejectionCode.POLICY_UNSATISFIED, ", ".join(missing)[:2000])
     wanted = offer.requirements
     if wanted.network_policy not in facts.network_policies:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-from forge_core.offer_rules import NEVER_OPEN
+from forge_core.blockers import session_blockers
 from forge_core.resources import (
     CAPACITY_CODES,
     ResourceCapacity,
@@ -34,6 +35,7 @@ class Absence(StrEnum):
 class Wanted:
     """What an attempt needs of a runner.
 
+    :param has_approved_commit: a commit was named whose contract counts (B-52).
     :param runner_id: the only runner that may take it; None: any.
     :param host_fallback: permission to run on the host, already checked to be unexpired.
     """
@@ -43,6 +45,7 @@ class Wanted:
     repository: str
     resources: ResourceVector
     requirements: Requirements
+    has_approved_commit: bool = False
     runner_id: str | None = None
     host_fallback: HostFallback | None = None
 
@@ -119,6 +122,9 @@ def refuse(wanted: Wanted, candidate: Candidate) -> Refusal | None:
     return None if found is None else Refusal(candidate.runner_id, *found)
 
 
+_MAX_DETAIL: Final = 2_000
+"""Characters; a runner names its blockers itself."""
+
 _Reason = tuple[RejectionCode | Absence, str]
 
 
@@ -160,18 +166,25 @@ def _policy(wanted: Wanted, candidate: Candidate) -> _Reason | None:
         if Runtime.HOST not in runtimes:
             return RejectionCode.HOST_EXECUTION_DENIED, "its operator does not allow host execution"
         return _host_requirements(wanted.requirements, candidate.capabilities)
-    readiness = candidate.capabilities.sandbox_required
-    if wanted.policy is Policy.SANDBOX_REQUIRED and not readiness.ready:
-        blockers = ", ".join(readiness.blockers) or "none named"
-        return RejectionCode.POLICY_UNSATISFIED, f"not ready for sandbox_required: {blockers}"
-    is_open = wanted.requirements.network_policy is NetworkPolicy.OPEN_PUBLIC
-    if wanted.policy is Policy.SANDBOX_REQUIRED and is_open:
-        return RejectionCode.POLICY_UNSATISFIED, NEVER_OPEN
+    if wanted.policy is Policy.SANDBOX_REQUIRED and (missing := _blockers(wanted, candidate)):
+        detail = f"cannot meet sandbox_required: {', '.join(missing)}"
+        return RejectionCode.POLICY_UNSATISFIED, detail[:_MAX_DETAIL]
     if Runtime.DOCKER in runtimes:
         return _requirements(wanted.requirements, candidate.capabilities)
     if wanted.policy is Policy.SANDBOX_PREFERRED:
         return _fallback(wanted, candidate)
     return RejectionCode.RUNTIME_UNAVAILABLE, "it has no container runtime"
+
+
+def _blockers(wanted: Wanted, candidate: Candidate) -> tuple[str, ...]:
+    """What stands in the way of ``sandbox_required``: there, and in the session itself (B-51)."""
+    readiness = candidate.capabilities.sandbox_required
+    unnamed = () if readiness.ready else ("none named",)
+    lacks = session_blockers(
+        has_approved_commit=wanted.has_approved_commit,
+        is_open=wanted.requirements.network_policy is NetworkPolicy.OPEN_PUBLIC,
+    )
+    return (*(readiness.blockers or unnamed), *lacks)
 
 
 def _fallback(wanted: Wanted, candidate: Candidate) -> _Reason | None:

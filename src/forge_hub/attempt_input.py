@@ -89,6 +89,7 @@ class AttemptInput(WireModel):
             repository=self.repository,
             resources=self.resources,
             requirements=self.requirements,
+            has_approved_commit=self.approved_commit is not None,
             runner_id=pinned_runner_id,
             host_fallback=host_fallback,
         )

@@ -42,6 +42,7 @@ WANTED = Wanted(
     repository="repo",
     resources=ResourceVector(slots=1, memory_bytes=100),
     requirements=Requirements(),
+    has_approved_commit=True,
 )
 FIT = Candidate(
     runner_id="r1",

@@ -32,7 +32,7 @@ from forge_bridge.doctor.host_checks import account_of, host_checks, host_uid
 from forge_bridge.doctor.inside_checks import inside_checks, quota_check, quota_supported
 from forge_bridge.doctor.policy_checks import policy_checks
 from forge_bridge.doctor.probe import PROBE_MEMORY_BYTES, PROBE_PIDS, QUOTA_BYTES, Inside
-from forge_bridge.doctor.results import Check
+from forge_bridge.doctor.results import Check, Gate
 from forge_bridge.settings import default_bridge_service_config
 from forge_core.errors import RefusedError
 from forge_core.labels import Owner
@@ -324,7 +324,7 @@ def test_services_are_offered_only_where_their_network_contains_them() -> None:
         assert capabilities(container, settings, facts(version=version)).services == services
 
 
-CHECK = Check("id", "title", "somewhere")
+CHECK = Gate("id", "title", "somewhere")
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,10 @@ def test_the_reference_lists_every_check() -> None:
         checks_module,
     )
     ids = {
-        value.id for module in modules for value in vars(module).values() if type(value) is Check
+        value.id
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, Check)
     }
     ids |= {kind.check_id for kind in CATALOGUE.values()}
     page = Path(__file__).parents[2] / "docs" / "reference" / "hardening.md"

@@ -287,6 +287,7 @@ def session(**changes: Any) -> dict[str, Any]:
         "trustDomainId": "td-1",
         "repository": "repo",
         "inputCommit": COMMIT,
+        "approvedCommit": COMMIT,
         "branch": "main",
         "agent": {"provider": "commands", "argv": ["true"], "env": {"SECRET": "canary-value"}},
         "leaseTtlMs": 60_000,

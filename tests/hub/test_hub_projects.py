@@ -99,7 +99,7 @@ async def test_a_session_keeps_to_its_project(sqlite_url: str) -> None:
             await stage.dispatch(policy=policy)
             offer = await bridge.next("Offer")
             assert (offer["policy"], offer["approvedCommit"]) == (policy, COMMIT)
-        await stage.dispatch(projectId="p-2", policy="sandbox_preferred")
+        await stage.dispatch(projectId="p-2", policy="sandbox_preferred", approvedCommit=None)
         assert "approvedCommit" not in await bridge.next("Offer")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from forge_bridge.doctor.egress_checks import egress_checks, network_policies
 from forge_bridge.doctor.engine_checks import ENGINE, engine_checks
@@ -18,8 +18,9 @@ from forge_bridge.doctor.inside_checks import (
 from forge_bridge.doctor.policy_checks import can_publish, policy_checks
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.doctor.probe import Inside, look_inside
-from forge_bridge.doctor.results import Check, CheckResult, Verdict, exit_code
+from forge_bridge.doctor.results import CheckResult, Gate, Verdict, exit_code
 from forge_bridge.doctor.service_checks import service_checks, usable_services
+from forge_core.blockers import Blocker
 from forge_core.errors import EngineNotFound, ForgeError, RefusedError, RetryableError
 from forge_core.network_spec import contains_egress
 from forge_core.ports import Engine
@@ -27,7 +28,7 @@ from forge_core.sandbox_spec import Hardening, image_faults, require_pinned
 from forge_core.wire.codes import PublicationMode, Runtime, ServiceName
 from forge_core.wire.shapes import Capabilities, EngineFacts, SandboxReadiness
 
-CONTAINER = Check("container", "A hardened container runs", "a probe container")
+CONTAINER: Final = Gate(Blocker.CONTAINER, "A hardened container runs", "a probe container")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def publication_modes(
 
 def sandbox_readiness(results: tuple[CheckResult, ...]) -> SandboxReadiness:
     """Whether ``sandbox_required`` can be met, and by name what stands in the way (B-51)."""
-    blockers = tuple(sorted({result.id for result in results if result.blocks}))
+    blockers = tuple(sorted({Blocker(result.id) for result in results if result.blocks}))
     return SandboxReadiness(ready=not blockers, blockers=blockers)
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from forge_bridge.doctor.image_checks import Proofs
 from forge_bridge.doctor.preflight_settings import PreflightSettings
-from forge_bridge.doctor.results import Check, CheckResult
-from forge_bridge.egress.trial import EGRESS_CHECK, EgressTrial
+from forge_bridge.doctor.results import Check, CheckResult, Gate
+from forge_bridge.egress.trial import EgressTrial
 from forge_bridge.services.images import Trial
+from forge_core.blockers import Blocker
 from forge_core.errors import ForgeError
 from forge_core.network_spec import contains_egress
 from forge_core.ports import Engine
 from forge_core.wire.codes import NetworkPolicy
 from forge_core.wire.shapes import EngineFacts
 
-EGRESS = Check(
-    EGRESS_CHECK, "public_allowlist lets out by its proxy alone", "the proxy, a container behind it"
+EGRESS: Final = Gate(
+    Blocker.EGRESS,
+    "public_allowlist lets out by its proxy alone",
+    "the proxy, a container behind it",
 )
-OPEN = Check("open_public", "No attempt has an open network", "FORGE_ALLOW_OPEN_PUBLIC_SANDBOX")
+OPEN: Final = Check(
+    "open_public", "No attempt has an open network", "FORGE_ALLOW_OPEN_PUBLIC_SANDBOX"
+)
 
 
 async def prove_egress(egress: EgressTrial, engine: Engine, settings: PreflightSettings) -> Proofs:

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from forge_bridge.doctor.preflight_settings import PreflightSettings
-from forge_bridge.doctor.results import Check, CheckResult
+from forge_bridge.doctor.results import Check, CheckResult, Gate
+from forge_core.blockers import Blocker
 from forge_core.network_spec import contains_egress
 from forge_core.wire.shapes import EngineFacts
 
-ENGINE: Final = Check("engine", "The Docker Engine answers", "GET /version and /info")
+ENGINE: Final = Gate(Blocker.ENGINE, "The Docker Engine answers", "GET /version and /info")
 API: Final = Check("api_version", "Its API is one that is tested", "GET /version")
-DESKTOP: Final = Check("docker_desktop", "It is not Docker Desktop", "GET /info")
-ROOTLESS: Final = Check("rootless", "It runs rootless", "GET /info, SecurityOptions")
+DESKTOP: Final = Gate(Blocker.DOCKER_DESKTOP, "It is not Docker Desktop", "GET /info")
+ROOTLESS: Final = Gate(Blocker.ROOTLESS, "It runs rootless", "GET /info, SecurityOptions")
 CGROUP: Final = Check("cgroup_version", "It uses cgroup v2", "GET /info, CgroupVersion")
 RESTART: Final = Check(
     "live_restore", "Attempts survive a restart of the engine", "GET /info, LiveRestoreEnabled"

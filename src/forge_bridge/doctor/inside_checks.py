@@ -15,29 +15,34 @@ from forge_bridge.doctor.probe import (
     QUOTA_MOUNT,
     Inside,
 )
-from forge_bridge.doctor.results import Check, CheckResult
+from forge_bridge.doctor.results import CheckResult, Gate
+from forge_core.blockers import Blocker
 from forge_core.sandbox_spec import SANDBOX_GID, SANDBOX_UID
 
-USER: Final = Check("user", "PID 1 is an ordinary user in namespaces of its own", "/proc/self")
-CAPABILITIES: Final = Check("capabilities", "No capability is left", "/proc/self/status, Cap*")
-PRIVILEGES: Final = Check(
-    "no_new_privileges", "Set-user-id programs gain nothing", "/proc/self/status, NoNewPrivs"
+USER: Final = Gate(Blocker.USER, "PID 1 is an ordinary user in namespaces of its own", "/proc/self")
+CAPABILITIES: Final = Gate(Blocker.CAPABILITIES, "No capability is left", "/proc/self/status, Cap*")
+PRIVILEGES: Final = Gate(
+    Blocker.NO_NEW_PRIVILEGES, "Set-user-id programs gain nothing", "/proc/self/status, NoNewPrivs"
 )
-SECCOMP: Final = Check(
-    "seccomp", "The configured seccomp filter is active", "/proc/self/status, unshare(2)"
+SECCOMP: Final = Gate(
+    Blocker.SECCOMP, "The configured seccomp filter is active", "/proc/self/status, unshare(2)"
 )
-LSM: Final = Check("lsm", "The configured LSM profile is active", "/proc/self/attr/current")
-ROOT: Final = Check("read_only_root", "The root filesystem is read-only", "a write to /")
-TMPFS: Final = Check("tmpfs", "Nothing can be run from /tmp", "/proc/self/mounts, a run from /tmp")
-MOUNTS: Final = Check("mounts", "Nothing of the host is mounted", "/proc/self/mounts, /dev")
-NETWORK: Final = Check("network", "Network policy none leaves only lo", "/sys/class/net")
-LIMITS: Final = Check(
-    "limits", "Memory, process and CPU limits hold", "the container's cgroup, and pushing at it"
+LSM: Final = Gate(Blocker.LSM, "The configured LSM profile is active", "/proc/self/attr/current")
+ROOT: Final = Gate(Blocker.READ_ONLY_ROOT, "The root filesystem is read-only", "a write to /")
+TMPFS: Final = Gate(
+    Blocker.TMPFS, "Nothing can be run from /tmp", "/proc/self/mounts, a run from /tmp"
 )
-TOOLING: Final = Check(
-    "tooling_image", "The tooling image can be used", "its manifest, a container made from it"
+MOUNTS: Final = Gate(Blocker.MOUNTS, "Nothing of the host is mounted", "/proc/self/mounts, /dev")
+NETWORK: Final = Gate(Blocker.NETWORK, "Network policy none leaves only lo", "/sys/class/net")
+LIMITS: Final = Gate(
+    Blocker.LIMITS,
+    "Memory, process and CPU limits hold",
+    "the container's cgroup, and pushing at it",
 )
-QUOTA: Final = Check("disk_quota", "A sandbox cannot fill the disk", "a volume with a quota")
+TOOLING: Final = Gate(
+    Blocker.TOOLING_IMAGE, "The tooling image can be used", "its manifest, a container made from it"
+)
+QUOTA: Final = Gate(Blocker.DISK_QUOTA, "A sandbox cannot fill the disk", "a volume with a quota")
 
 OLDEST_PYTHON: Final = (3, 9)
 OLDEST_GIT: Final = (2, 30)

@@ -6,21 +6,24 @@ from collections.abc import Iterator
 from typing import Final
 
 from forge_bridge.doctor.preflight_settings import PreflightSettings
-from forge_bridge.doctor.results import Check, CheckResult
+from forge_bridge.doctor.results import CheckResult, Gate
+from forge_core.blockers import Blocker
 from forge_core.wire.codes import PublicationMode
 
-PUBLICATION: Final = Check(
-    "publication_mode", "Results leave by bridge_push", "FORGE_SANDBOX_PUBLICATION_MODE"
+PUBLICATION: Final = Gate(
+    Blocker.PUBLICATION_MODE, "Results leave by bridge_push", "FORGE_SANDBOX_PUBLICATION_MODE"
 )
-IMAGE_POLICY: Final = Check(
-    "image_policy", "Images pass SBOM, vulnerability and provenance gates", "the gates"
+IMAGE_POLICY: Final = Gate(
+    Blocker.IMAGE_POLICY, "Images pass SBOM, vulnerability and provenance gates", "the gates"
 )
-SIGNATURES: Final = Check("signatures", "Image signatures are verified", "the signature verifier")
-BUILDER: Final = Check(
-    "builder", "Images are built in a builder of their own, within limits", "the builder"
+SIGNATURES: Final = Gate(
+    Blocker.SIGNATURES, "Image signatures are verified", "the signature verifier"
 )
-BUILD_EGRESS: Final = Check(
-    "build_egress", "Image builds reach nothing that they should not", "the builder"
+BUILDER: Final = Gate(
+    Blocker.BUILDER, "Images are built in a builder of their own, within limits", "the builder"
+)
+BUILD_EGRESS: Final = Gate(
+    Blocker.BUILD_EGRESS, "Image builds reach nothing that they should not", "the builder"
 )
 REMEDIES: Final = {
     IMAGE_POLICY: "set FORGE_SANDBOX_IMAGE_POLICY_ENFORCED=true, its two tools and the signing "

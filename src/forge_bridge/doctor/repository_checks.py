@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 
 from forge_bridge.doctor.checks import Preflight
-from forge_bridge.doctor.results import Check, CheckResult, exit_code
+from forge_bridge.doctor.results import CheckResult, Gate, exit_code
 from forge_core.contract import CONTRACT_PATH, DOCKERFILE_PATH, Contract, read_contract
 from forge_core.dockerfile import analyse_dockerfile
 from forge_core.dockerignore import IGNORE_PATHS, first_ignore
@@ -24,8 +24,8 @@ MAX_FILE_BYTES: Final = 1 << 20
 _COMMIT_IT: Final = "git add .forge && git commit"
 _PATHS: Final = (CONTRACT_PATH, DOCKERFILE_PATH, *IGNORE_PATHS)
 
-CONTRACT: Final = Check("contract", "The contract can be used", CONTRACT_PATH)
-DOCKERFILE: Final = Check("dockerfile", "The Dockerfile may be built", DOCKERFILE_PATH)
+CONTRACT: Final = Gate("contract", "The contract can be used", CONTRACT_PATH)
+DOCKERFILE: Final = Gate("dockerfile", "The Dockerfile may be built", DOCKERFILE_PATH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _dockerfile(contract: Contract, files: Files) -> tuple[CheckResult, ...]:
     return (_compared(DOCKERFILE, files, DOCKERFILE_PATH, f"{where}: it fetches {images}"),)
 
 
-def _compared(check: Check, files: Files, path: str, told: str) -> CheckResult:
+def _compared(check: Gate, files: Files, path: str, told: str) -> CheckResult:
     if path not in files.committed:
         return check.warns(f"{told}; it is not committed, and runners read commits", _COMMIT_IT)
     if path in files.working and files.differ(path):

@@ -64,6 +64,14 @@ class Check:
         """Seen, and worth knowing."""
         return self._result(Verdict.WARN, evidence, remedy)
 
+    def _result(self, verdict: Verdict, evidence: str, remedy: str | None = None) -> CheckResult:
+        return CheckResult(self.id, self.title, self.looked_at, verdict, evidence, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate(Check):
+    """A check that may stand in the way; those of a runner are :class:`Blocker`s."""
+
     def blocks_required(self, evidence: str, remedy: str) -> CheckResult:
         """Seen: ``sandbox_required`` cannot be met."""
         return self._result(Verdict.BLOCK_REQUIRED, evidence, remedy)
@@ -77,9 +85,6 @@ class Check:
         return CheckResult(
             self.id, self.title, self.looked_at, Verdict.BLOCK_ALL, why, remedy, looked=False
         )
-
-    def _result(self, verdict: Verdict, evidence: str, remedy: str | None = None) -> CheckResult:
-        return CheckResult(self.id, self.title, self.looked_at, verdict, evidence, remedy)
 
 
 def exit_code(results: tuple[CheckResult, ...]) -> int:

@@ -30,9 +30,6 @@ from forge_core.sandbox_spec import ContainerSpec, container_request
 from forge_core.squid_conf import UpstreamProxy
 from forge_core.subnet_pool import SPARE_SUBNETS, SubnetPool, gateway_address
 
-EGRESS_CHECK: Final = "egress"
-"""The id of the finding."""
-
 TRIAL_S: Final = 90.0
 CLEAN_UP_S: Final = 60.0
 LISTED: Final = (".egress-trial.example.net",)
