@@ -128,7 +128,9 @@ class Rig:
         self.url = wait_for("the hub's address", lambda: _address_in(log, self.hub), 30)
         wait_for("the hub", lambda: self._is_ready(), 30)
 
-    def start_bridge(self, *, wait: bool = True, **settings: str) -> None:
+    def start_bridge(
+        self, *, wait: bool = True, deadline_s: float = DEADLINE_S, **settings: str
+    ) -> None:
         ours = {
             "DOCKER_HOST": self.engine.base_url,
             "DOCKER_CONFIG": self.engine.docker_config,
@@ -151,7 +153,7 @@ class Rig:
         subprocess.run(add, env=environment, check=True, capture_output=True)
         self.bridge = Daemon("bridge", program, self.directory / "bridge.log", environment)
         if wait:
-            wait_for("the bridge to come online", self._is_online)
+            wait_for("the bridge to come online", self._is_online, deadline_s)
 
     def stop(self) -> None:
         """Stop what runs, in order."""

@@ -16,21 +16,32 @@ from lib.debian import Packages, install, older_suite, own_suite, run
 from lib.docker_cli import DockerCli
 from lib.images import pack
 from lib.layout import BedError, Layout, say
+from lib.machine_image import machine_image
 from lib.private_engine import RootfulEngine
 from lib.remains import cgroups_named, mounts_below, remove_tree
 from lib.rootless_engine import RootlessEngine, user_exists
+from lib.virtual_engine import VirtualEngine
 
 REGISTRY = "registry"
 REGISTRY_GRACE_S = 10.0
-Engine = RootfulEngine | RootlessEngine
+Engine = RootfulEngine | RootlessEngine | VirtualEngine
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine of the bed, by the Debian release whose ``docker.io`` it is."""
+    """An engine of the bed, by the Debian release whose ``docker.io`` it is.
+
+    :param virtual: in a virtual machine of its own.
+    """
 
     suite: str
     rootless: bool
+    virtual: bool = False
+
+    @property
+    def own_user(self) -> bool:
+        """Whether a user of this machine runs it, in namespaces that RootlessKit makes."""
+        return self.rootless and not self.virtual
 
 
 ENGINES: Mapping[str, EngineSpec] = {
@@ -38,6 +49,7 @@ ENGINES: Mapping[str, EngineSpec] = {
     "d20": EngineSpec("bookworm", rootless=False),
     "r26": EngineSpec("trixie", rootless=True),
     "r20": EngineSpec("bookworm", rootless=True),
+    "v26": EngineSpec("trixie", rootless=True, virtual=True),
 }
 SUITE_PACKAGE = {  # what docker.io needs besides, where a newer machine may lack it
     "bookworm": "libdevmapper1.02.1",
@@ -124,7 +136,7 @@ class Bed:
         self.down(PARTS)
         with self.layout.locked():
             for part, spec in ENGINES.items():
-                if spec.rootless and user_exists(self.layout.name(part)):
+                if spec.own_user and user_exists(self.layout.name(part)):
                     run(["userdel", self.layout.name(part)])
             remove_tree(self.layout.root)
 
@@ -160,13 +172,18 @@ class Bed:
     def _engine(self, part: str, prefix: Path = Path("/")) -> Engine:
         name, folder = self.layout.name(part), self.layout.run / part
         data = self.layout.root / part
-        if ENGINES[part].rootless:
+        if ENGINES[part].own_user:
             mounts = self.layout.mounts / part
             return RootlessEngine(part, data, folder, prefix, mounts, name, NETWORK_OPTIONS)
         enter = ("nsenter", f"--net={_netns(name)}")
+        if ENGINES[part].virtual:
+            port = self.layout.registry_port
+            return VirtualEngine(part, data, folder, prefix, port, enter)
         return RootfulEngine(part, data, folder, prefix, name, NETWORK_OPTIONS, enter)
 
     def _prefix(self, part: str) -> Path:
+        if ENGINES[part].virtual:
+            return machine_image(self.layout.cache)
         suite = ENGINES[part].suite
         # runc and tini link against the C library: never newer than this machine's.
         runtime_suite = older_suite(suite, own_suite())
@@ -177,7 +194,7 @@ class Bed:
         )
 
     def _install_tools(self, parts: Sequence[str]) -> None:
-        rootless = any(part in ENGINES and ENGINES[part].rootless for part in parts)
+        rootless = any(part in ENGINES and ENGINES[part].own_user for part in parts)
         install(ROOTLESS_TOOLS if rootless else ROOTFUL_TOOLS, "run private Docker daemons")
 
     def _fill(
@@ -196,7 +213,7 @@ class Bed:
 
     def _start_engine(self, part: str, prefix: Path) -> None:
         name = self.layout.name(part)
-        if not ENGINES[part].rootless and not _netns(name).exists():
+        if not ENGINES[part].own_user and not _netns(name).exists():
             run(["ip", "netns", "add", name])
             run(["ip", "-netns", name, "link", "set", "lo", "up"])
         try:

@@ -73,10 +73,10 @@ class EngineApi:
             raise BedError(f"cannot read {path} of {self.socket_path}: {status} {answer[:300]!r}")
         return json.loads(answer)
 
-    def answers(self) -> bool:
-        """Whether the engine answers a ping."""
+    def answers(self, timeout_s: float = PING_TIMEOUT_S) -> bool:
+        """Whether the engine answers a ping in this time."""
         try:
-            return self.call("GET", "/_ping", timeout_s=PING_TIMEOUT_S)[0] == 200
+            return self.call("GET", "/_ping", timeout_s=timeout_s)[0] == 200
         except OSError:
             return False
 

@@ -24,7 +24,7 @@ LOG_KEEP_BYTES = 1 << 20
 KILL_WAIT_S = 5.0
 DAEMONS = frozenset(
     {"containerd", "containerd-shim-runc-v2", "docker-proxy", "docker-registry", "dockerd"}
-    | {"rootlesskit", "rootlesskit-docker-proxy", "slirp4netns"}
+    | {"qemu-system-x86_64", "rootlesskit", "rootlesskit-docker-proxy", "slirp4netns", "socat"}
 )
 
 
