@@ -63,17 +63,13 @@ class Registry:
                 "author": secrets.token_hex(8),
             }
         ).encode()
-        upload = self._call("POST", f"/v2/{self.repository}/blobs/uploads/")[1]["Location"]
-        place = upload.removeprefix(f"http://{self.address}")
-        self._call("PUT", f"{place}&digest={_digest(config)}", config)
         manifest = json.dumps(
             {
                 "schemaVersion": 2,
                 "mediaType": MANIFEST,
                 "config": {
                     "mediaType": "application/vnd.oci.image.config.v1+json",
-                    "digest": _digest(config),
-                    "size": len(config),
+                    **self._put_blob(config),
                 },
                 "layers": [],
             }
@@ -82,9 +78,29 @@ class Registry:
         self.pushed.append(_digest(manifest))
         return f"{self.address}/{self.repository}@{_digest(manifest)}"
 
-    def put_manifest(self, name: str, manifest: bytes) -> None:
+    def copy(self, reference: str, *more: bytes) -> str:
+        """An image that the registry has elsewhere, here, with these layers on top; by digest."""
+        repository, _, digest = reference.partition("/")[2].partition("@")
+        manifest = json.loads(self._call("GET", f"/v2/{repository}/manifests/{digest}")[0])
+        for blob in manifest["layers"]:
+            query = f"mount={blob['digest']}&from={repository}"
+            self._call("POST", f"/v2/{self.repository}/blobs/uploads/?{query}")
+        config = json.loads(
+            self._call("GET", f"/v2/{repository}/blobs/{manifest['config']['digest']}")[0]
+        )
+        for layer in more:
+            config["rootfs"]["diff_ids"].append(_digest(layer))
+            described = {"mediaType": "application/vnd.oci.image.layer.v1.tar"}
+            manifest["layers"].append({**described, **self._put_blob(layer)})
+        manifest["config"] |= self._put_blob(json.dumps(config).encode())
+        content = json.dumps(manifest).encode()
+        self.put_manifest(_digest(content), content, manifest["mediaType"])
+        self.pushed.append(_digest(content))
+        return f"{self.address}/{self.repository}@{_digest(content)}"
+
+    def put_manifest(self, name: str, manifest: bytes, media_type: str = MANIFEST) -> None:
         """Store a manifest under a digest or a tag."""
-        self._call("PUT", f"/v2/{self.repository}/manifests/{name}", manifest, MANIFEST)
+        self._call("PUT", f"/v2/{self.repository}/manifests/{name}", manifest, media_type)
 
     def replay_signature(self, signed: str, onto: str) -> None:
         """Attach the signature of one image to another, as one could who can only push."""
@@ -99,6 +115,12 @@ class Registry:
             headers = self._call("HEAD", self._manifest(name), missing_ok=True)[1]
             if digest := headers.get("Docker-Content-Digest"):
                 self._call("DELETE", self._manifest(digest))
+
+    def _put_blob(self, content: bytes) -> dict[str, Any]:
+        upload = self._call("POST", f"/v2/{self.repository}/blobs/uploads/")[1]["Location"]
+        place = upload.removeprefix(f"http://{self.address}")
+        self._call("PUT", f"{place}&digest={_digest(content)}", content)
+        return {"digest": _digest(content), "size": len(content)}
 
     def _manifest(self, name: str) -> str:
         return f"/v2/{self.repository}/manifests/{name}"
