@@ -47,6 +47,7 @@ from forge_bridge.services.from_settings import service_images
 from forge_bridge.services.images import ServiceImages
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
+from forge_core.errors import EngineUnreachable
 from forge_core.labels import BUILDER, Owner
 from forge_core.ports import Clock, Disk, Engine, HostRuntime
 from forge_core.sandbox_spec import Hardening
@@ -137,9 +138,14 @@ async def open_bridge(
                 service.runner.egress = egress
 
                 async def look_again() -> Capabilities:
-                    return (await look()).capabilities
+                    found = await look()
+                    if found.unseen is not None:
+                        raise EngineUnreachable(found.unseen)
+                    return found.capabilities
 
                 runner, reaper = service.runner, service.session.reaper
+                # What was not seen is no verdict: the watch looks again.
+                runner.engine_away = checked.unseen
                 tasks.start_soon(watch_engine, runner, engine, facts.id, reaper, look_again)
                 try:
                     yield service

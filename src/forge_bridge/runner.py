@@ -18,6 +18,7 @@ from forge_bridge.perform import FaultPoint, no_faults
 from forge_bridge.status import Side
 from forge_core.admission import Admission, DiskPressure, Key, RunnerFacts
 from forge_core.attempt import Now
+from forge_core.blockers import Blocker
 from forge_core.labels import Owner
 from forge_core.ports import (
     Clock,
@@ -222,7 +223,7 @@ class Runner:
             blockers=(
                 advertised.sandbox_required.blockers
                 if self.engine_away is None
-                else (self.engine_away,)
+                else (f"{Blocker.ENGINE}: {self.engine_away}",)
             ),
             network_policies=frozenset(advertised.network_policies),
             services={

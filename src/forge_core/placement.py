@@ -51,12 +51,20 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Declined:
+    """What became of an offer that a runner did not take, in a code and in words."""
+
+    code: RejectionCode
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A runner as the hub sees it.
 
     :param ready: it has sent a heartbeat since it registered, so ``used`` means something.
     :param outstanding: what our own undecided offers will take on top of ``used``.
-    :param declined: why it said no to this very attempt, while that still counts.
+    :param declined: why it did not take this very attempt, while that still counts.
     """
 
     runner_id: str
@@ -71,7 +79,7 @@ class Candidate:
     outstanding: ResourceVector
     capacity: ResourceCapacity
     disk_latched: bool = False
-    declined: RejectionCode | None = None
+    declined: Declined | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +237,7 @@ def _not_offered(missing: list[str]) -> _Reason | None:
 def _declined(candidate: Candidate) -> _Reason | None:
     if candidate.declined is None:
         return None
-    return candidate.declined, "it declined the offer"
+    return candidate.declined.code, candidate.declined.detail
 
 
 def _capacity(wanted: Wanted, candidate: Candidate) -> _Reason | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_core.placement import Absence, Candidate, Wanted, place, refuse
+from forge_core.placement import Absence, Candidate, Declined, Wanted, place, refuse
 from forge_core.resources import ResourceCapacity, ResourceVector, can_reserve_sandbox_resources
 from forge_core.wire.codes import (
     NetworkPolicy,
@@ -63,6 +63,7 @@ def able(**changes: Any) -> Candidate:
     return replace(FIT, capabilities=CAPABILITIES.model_copy(update=changes))
 
 
+DECLINED = Declined(RejectionCode.CAPACITY_DISK, "it is full")
 HOST_ONLY = able(
     runtimes=(Runtime.HOST,), sandbox_required=SandboxReadiness(ready=False, blockers=("engine",))
 )
@@ -87,7 +88,7 @@ WILLING = replace(HOST_ONLY, settings=RunnerSettings(draining=False, host_fallba
         (HOST_ONLY, RejectionCode.POLICY_UNSATISFIED, "engine"),
         (able(network_policies=()), RejectionCode.POLICY_UNSATISFIED, "network policy none"),
         (able(publication_modes=()), RejectionCode.POLICY_UNSATISFIED, "shared_filesystem"),
-        (replace(FIT, declined=RejectionCode.CAPACITY_DISK), RejectionCode.CAPACITY_DISK, "decl"),
+        (replace(FIT, declined=DECLINED), RejectionCode.CAPACITY_DISK, "it is full"),
         (replace(FIT, disk_latched=True), RejectionCode.DISK_PRESSURE, "watermark"),
         (replace(FIT, used=ResourceVector(slots=4)), RejectionCode.CAPACITY_SLOTS, "4 taken"),
         (
@@ -198,3 +199,34 @@ def test_capacity_is_judged_as_admission_judges_it(
     taken = used + outstanding
     if max(taken.slots, taken.memory_bytes, taken.pids) < 2**63:
         assert (refusal is None) == can_reserve_sandbox_resources(taken, wanted, capacity)
+
+
+@pytest.mark.requirement("B-51")
+def test_what_a_session_lacks_is_named_beside_what_the_runner_lacks() -> None:
+    unready = able(sandbox_required=SandboxReadiness(ready=False, blockers=("lsm", "rootless")))
+    lacking = replace(
+        WANTED,
+        has_approved_commit=False,
+        requirements=Requirements(network_policy=NetworkPolicy.OPEN_PUBLIC),
+    )
+    refusal = refuse(lacking, unready)
+    assert refusal is not None
+    assert refusal.reason is RejectionCode.POLICY_UNSATISFIED
+    names = "lsm, rootless, approved_commit, open_public"
+    assert refusal.detail == f"cannot meet sandbox_required: {names}"
+    preferred = replace(WANTED, policy=Policy.SANDBOX_PREFERRED, has_approved_commit=False)
+    assert refuse(preferred, unready) is None
+
+
+@pytest.mark.requirement("B-51")
+def test_a_runner_that_names_blockers_is_not_ready_whatever_else_it_says() -> None:
+    for ready, blockers, words in (
+        (True, ("lsm",), "lsm"),
+        (False, (), "none named"),
+        (False, ("x" * 256,) * 256, "xxx"),
+    ):
+        readiness = SandboxReadiness(ready=ready, blockers=blockers)
+        refusal = refuse(WANTED, able(sandbox_required=readiness))
+        assert refusal is not None
+        assert words in refusal.detail
+        assert len(refusal.detail) <= 2_000

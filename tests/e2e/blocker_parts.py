@@ -329,6 +329,11 @@ class Placed:
         runner = await anyio.to_thread.run_sync(self.hub.get, path)
         return list(runner["capabilities"]["sandboxRequired"]["blockers"])
 
+    async def until_advertised(self, blockers: list[Blocker]) -> None:
+        with anyio.fail_after(PATIENCE_S):
+            while await self.advertised() != blockers:
+                await anyio.sleep(0.02)
+
     async def _until(
         self, session_id: str, what: Callable[[dict[str, Any]], object]
     ) -> dict[str, Any]:

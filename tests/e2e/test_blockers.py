@@ -29,6 +29,7 @@ from blocker_parts import (
 )
 
 from engines import Engine, TestBed, extra_image
+from forge_bridge.flows import engine as engine_flow
 from forge_core.blockers import OF_A_SESSION, Blocker
 from forge_core.wire.codes import Runtime
 from image_tools import SYFT, TRIVY, Cosign, cosign_path, debian_layer, own_repository
@@ -266,6 +267,19 @@ async def test_what_an_engine_lacks_by_itself_is_refused_by_name(
         assert await bridge.advertised() == sorted(operator.baseline)
         assert all(bridge.findings()[name].remedy for name in names)
         assert await bridge.ran(other) is Runtime.DOCKER
+
+
+@pytest.mark.requirement("B-05", "B-06")
+async def test_what_could_not_be_looked_at_is_looked_at_again(
+    operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doors = iter([nobody, nobody])
+    back = replace(NOTHING, door=lambda engine: next(doors, lambda same: same)(engine))
+    monkeypatch.setattr(engine_flow, "LOOK_EVERY_MS", 500)
+    async with operator.lacking(tmp_path, back, monkeypatch) as bridge:
+        assert await bridge.refused() == {Blocker.ENGINE}
+        await bridge.until_advertised(sorted(operator.baseline))
+        assert await bridge.ran(await bridge.dispatch("sandbox_preferred")) is Runtime.DOCKER
 
 
 async def test_what_is_taken_for_shown_is_shown(

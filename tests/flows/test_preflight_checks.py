@@ -34,6 +34,7 @@ from forge_bridge.doctor.policy_checks import policy_checks
 from forge_bridge.doctor.probe import PROBE_MEMORY_BYTES, PROBE_PIDS, QUOTA_BYTES, Inside
 from forge_bridge.doctor.results import Check, Gate
 from forge_bridge.settings import default_bridge_service_config
+from forge_core.blockers import OF_A_SESSION, Blocker
 from forge_core.errors import RefusedError
 from forge_core.labels import Owner
 from forge_core.resources import ResourceCapacity
@@ -352,12 +353,9 @@ def test_the_reference_lists_every_check() -> None:
         policy_checks_module,
         checks_module,
     )
-    ids = {
-        value.id
-        for module in modules
-        for value in vars(module).values()
-        if isinstance(value, Check)
-    }
+    checks = [v for module in modules for v in vars(module).values() if isinstance(v, Check)]
+    assert {c.id for c in checks if isinstance(c, Gate)} == set(Blocker) - OF_A_SESSION
+    ids = {check.id for check in checks}
     ids |= {kind.check_id for kind in CATALOGUE.values()}
     page = Path(__file__).parents[2] / "docs" / "reference" / "hardening.md"
     section = page.read_text().partition("## Preflight")[2]

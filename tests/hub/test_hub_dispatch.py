@@ -195,6 +195,30 @@ async def test_a_cancel_before_the_start_ends_it_at_once(database_url: str) -> N
         assert bridge.waiting("Start") == []
 
 
+@pytest.mark.requirement("B-96")
+async def test_who_did_not_take_an_offer_is_named_with_what_it_said(sqlite_url: str) -> None:
+    async with on_stage(sqlite_url, offer_ttl_ms=10_000) as stage:
+        bridge = await stage.bridge()
+        session_id = await stage.dispatch()
+        said = {"reasonCode": "runtime_unavailable", "detail": "engine: nobody there"}
+        await bridge.decide(await bridge.next("Offer"), "rejected", **said)
+        shown = await stage.until(session_id, lambda s: s["refusals"])
+        assert shown["refusals"] == [
+            {
+                "runnerId": "r1",
+                "reason": "runtime_unavailable",
+                "detail": "it declined the offer: engine: nobody there",
+            }
+        ]
+        silent = await stage.bridge()
+        await silent.next("Offer")
+        stage.clock.advance(10_000)
+        shown = await stage.until(
+            session_id, lambda s: [r["reason"] for r in s["refusals"]] == ["expired"]
+        )
+        assert "did not answer" in shown["refusals"][0]["detail"]
+
+
 async def test_an_unanswered_offer_expires_and_another_runner_is_asked(database_url: str) -> None:
     async with on_stage(database_url, offer_ttl_ms=10_000) as stage:
         silent = await stage.bridge("r1", "i1")

@@ -47,6 +47,11 @@ class Preflight:
         """See :func:`forge_bridge.doctor.results.exit_code`."""
         return exit_code(self.results)
 
+    @property
+    def unseen(self) -> str | None:
+        """Why something could not be looked at, which another look may see; None: all was."""
+        return next((result.evidence for result in self.results if not result.looked), None)
+
 
 async def run_checks(engine: Engine, settings: PreflightSettings) -> Preflight:
     """Look at everything; takes well under a second when all is well.

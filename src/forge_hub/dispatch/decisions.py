@@ -6,6 +6,7 @@ import secrets
 
 from sqlalchemy import Connection, RowMapping
 
+from forge_core.placement import Declined
 from forge_core.wire.codes import Decision, RejectionCode, ReservationState, Runtime
 from forge_core.wire.from_bridge import Ack, Heartbeat, SubmitOfferDecision
 from forge_core.wire.from_hub import Cancel
@@ -49,7 +50,7 @@ def _keep_decision(
     message: SubmitOfferDecision,
     fresh: tuple[str, str],
     now: str,
-) -> Ack | tuple[RowMapping, AttemptInput | RejectionCode | None]:
+) -> Ack | tuple[RowMapping, AttemptInput | Declined | None]:
     """The refusal of the answer; or its dispatch, and what to start or why it was declined.
 
     None in place of the two: it was decided before.
@@ -67,7 +68,9 @@ def _keep_decision(
         if not dispatches.decline(connection, message, now=now):
             return row, None
         sessions.requeue(connection, row["session_id"], is_retry=False)
-        return row, message.reason_code
+        assert message.reason_code is not None, "a rejection that names none is a mismatch"
+        said = f"it declined the offer{f': {message.detail}' if message.detail else ''}"
+        return row, Declined(message.reason_code, said)
     if not dispatches.accept(connection, message, now=now):
         return row, None
     sessions.move(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, RowMapping
 
 from forge_core.errors import RefusedError
+from forge_core.placement import Declined
 from forge_core.wire.codes import (
     Disposition,
     FailureCode,
@@ -152,7 +153,8 @@ async def _expire(board: Board, to: Addressee) -> None:
     )
     board.offers.remove(to.attempt_id, to.fence)
     if expired:
-        board.offers.decline(to, RejectionCode.EXPIRED, board.clock.now_ms())
+        silent = Declined(RejectionCode.EXPIRED, "it did not answer the offer in time")
+        board.offers.decline(to, silent, board.clock.now_ms())
         board.changed(to.session_id)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from forge_core.placement import Declined
 from forge_core.resources import ResourceVector
-from forge_core.wire.codes import RejectionCode
 from forge_core.wire.from_hub import Offer
 from forge_hub.attempt_input import Addressee
 
@@ -25,7 +25,7 @@ class Offers:
 
     def __init__(self, *, decline_backoff_ms: int) -> None:
         self._pending: dict[tuple[str, int], PendingOffer] = {}
-        self._declined: dict[tuple[str, str], tuple[RejectionCode, int]] = {}
+        self._declined: dict[tuple[str, str], tuple[Declined, int]] = {}
         self._decline_backoff_ms = decline_backoff_ms
 
     def __iter__(self) -> Iterator[PendingOffer]:
@@ -47,15 +47,15 @@ class Offers:
                 total += pending.offer.resources
         return total
 
-    def decline(self, to: Addressee, code: RejectionCode, now_ms: int) -> None:
+    def decline(self, to: Addressee, declined: Declined, now_ms: int) -> None:
         """Do not ask this runner about this attempt again at once."""
         until_ms = now_ms + self._decline_backoff_ms
-        self._declined[to.attempt_id, to.runner_id] = code, until_ms
+        self._declined[to.attempt_id, to.runner_id] = declined, until_ms
 
-    def declined(self, attempt_id: str, runner_id: str, now_ms: int) -> RejectionCode | None:
+    def declined(self, attempt_id: str, runner_id: str, now_ms: int) -> Declined | None:
         """Why the runner said no, while that still counts."""
-        code, until_ms = self._declined.get((attempt_id, runner_id), (None, 0))
-        return code if until_ms > now_ms else None
+        declined, until_ms = self._declined.get((attempt_id, runner_id), (None, 0))
+        return declined if until_ms > now_ms else None
 
     def forgive(self, runner_id: str) -> None:
         """A runner that registered anew is asked again."""
