@@ -268,10 +268,10 @@ class GitStore(Protocol):
 
     def workspace_archive(
         self, repository: str, commit: str, *, uid: int, gid: int, directory: str
-    ) -> AsyncIterable[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """A tar of the tree and of a shallow ``.git``, every blob exactly as committed.
 
-        Everything is in ``directory``, which has the owner too.
+        To be closed.  Everything is in ``directory``, which has the owner too.
         """
 
     async def tree_listing(self, repository: str, commit: str) -> bytes:

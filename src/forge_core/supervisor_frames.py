@@ -21,6 +21,9 @@ from forge_core.wire.from_hub import LeaseUpdate
 MAX_FRAME_BYTES: Final = 131_072
 """A log frame carries at most 16 KiB of raw output; JSON may escape each byte sixfold."""
 
+STILL_PREPARING: Final = b"\n"
+"""No frame: until it has its orders, PID 1 waits a minute more from each of these."""
+
 DEADLINE_EXIT_CODES: Final = {70: Deadline.LEASE, 71: Deadline.HARD_WALL, 72: Deadline.IDLE}
 
 

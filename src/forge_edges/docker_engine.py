@@ -223,17 +223,21 @@ class DockerEngine:
     async def put_archive(self, container: str, path: str, archive: AsyncIterable[bytes]) -> None:
         """Unpack a tar stream below ``path``; memory stays flat.
 
-        Into a container with a read-only root, ``path`` must lie on a volume.
+        Into a container with a read-only root, ``path`` must lie on a volume.  The engine holds
+        the container meanwhile: it neither starts it nor says anything of it, so it is not asked
+        before there is something to unpack.
 
         :raises EngineOutOfDisk: the engine's disk is full; part of it may be there.
         """
         what = f"put an archive into {path} of container {short(container)}"
         target = await self._target(container, "archive", path=path)
         headers = {"Content-Type": "application/x-tar", "Transfer-Encoding": "chunked"}
+        pieces = aiter(archive)
+        first = await anext(pieces, b"")
         async with exchange(self.endpoint, what, timeout_ms=self._timeout_ms) as raw:
             await raw.send_head("PUT", target, headers)
             try:
-                await _send_chunks(raw, archive)
+                await _send_chunks(raw, first, pieces)
             except (EngineUnreachable, EngineTimedOut):
                 # An engine that refuses stops reading before the end, and says why.
                 await raw.raise_for_error(await raw.read_head())
@@ -446,8 +450,13 @@ def _label_filter(labels: Mapping[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in labels.items()]
 
 
-async def _send_chunks(raw: Exchange, archive: AsyncIterable[bytes]) -> None:
-    async for piece in archive:
-        for start in range(0, len(piece), CHUNK_BYTES):
-            await raw.send_chunk(piece[start : start + CHUNK_BYTES])
+async def _send_chunks(raw: Exchange, first: bytes, more: AsyncIterator[bytes]) -> None:
+    await _send_piece(raw, first)
+    async for piece in more:
+        await _send_piece(raw, piece)
     await raw.send_chunk(b"")
+
+
+async def _send_piece(raw: Exchange, piece: bytes) -> None:
+    for start in range(0, len(piece), CHUNK_BYTES):
+        await raw.send_chunk(piece[start : start + CHUNK_BYTES])

@@ -55,7 +55,7 @@ class GitStores:
 
     def workspace_archive(
         self, repository: str, commit: str, *, uid: int, gid: int, directory: str = "."
-    ) -> AsyncIterable[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """See :func:`forge_edges.workspace_archive.workspace_archive`."""
         return workspace_archive(
             self._store(repository),

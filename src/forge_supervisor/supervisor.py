@@ -42,7 +42,7 @@ MAX_INT = 2**63 - 1
 MAX_DURATION_MS = 8 * 60 * 60 * 1000
 MAX_REAPED_A_TURN = 256
 
-INIT_WAIT_MS = 60_000
+INIT_WAIT_MS = 60_000  # for init, from ready or from the last empty line, which the host sends
 TICK_MS = 250  # poll() sleeps on CLOCK_MONOTONIC, which stands still while the machine sleeps
 HOLD_MS = 1_000  # how long a full log buffer may hold the agent before bytes are dropped
 KILL_WAIT_MS = 2_000  # for SIGKILL to take effect; the kernel kills the rest when PID 1 exits
@@ -563,7 +563,8 @@ class Supervisor:
     def __init__(self, oom_score: OomScore) -> None:
         self._oom_score = oom_score
         self._phase = Phase.WAITING
-        self._phase_ends_ms = now_ms() + INIT_WAIT_MS
+        self._ready_ms = now_ms()
+        self._phase_ends_ms = self._ready_ms + INIT_WAIT_MS
         self._code: int | None = None  # the first end decides it
         self._lines = Lines()
         self._outbox = Outbox()
@@ -671,6 +672,9 @@ class Supervisor:
                 self._code = EXIT_NO_INIT
                 self._flush(now)
         for line in self._lines.feed(data or b""):
+            if line == b"" and self._phase is Phase.WAITING:
+                self._wait_on(now)
+                continue
             try:
                 self._take(decode_frame(line), now)
             except Refused as refusal:
@@ -679,6 +683,10 @@ class Supervisor:
                     complain(f"cannot accept init: {refusal}")
                     self._code = EXIT_BAD_INIT
                     self._flush(now)
+
+    def _wait_on(self, now: int) -> None:
+        """The host is alive and still fills the workspace; nothing lasts longer than an attempt."""
+        self._phase_ends_ms = min(now + INIT_WAIT_MS, self._ready_ms + MAX_DURATION_MS)
 
     def _take(self, frame: dict[str, object], now: int) -> None:
         if self._phase is Phase.WAITING:
@@ -701,8 +709,7 @@ class Supervisor:
 
     def _start(self, init: Init, now: int) -> None:
         self._grace_ms = init.grace_ms
-        ready_ms = self._phase_ends_ms - INIT_WAIT_MS
-        if now >= ready_ms + init.lease_ms:  # init may have been held back on its way
+        if now >= self._ready_ms + init.lease_ms:  # init may have been held back on its way
             self._expire("lease", now)
             return
         self._outbox.logs = Logs(init.max_output_bytes)
@@ -710,7 +717,7 @@ class Supervisor:
             self._agent_pid, self._streams = spawn(init)
         self._children = True
         self._phase = Phase.RUNNING
-        self._deadlines = Deadlines(init, ready_ms, started_ms=now_ms())
+        self._deadlines = Deadlines(init, self._ready_ms, started_ms=now_ms())
         self._outbox.control(type="started", pid=self._agent_pid)
 
     def _advance(self, now: int) -> None:

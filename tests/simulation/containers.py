@@ -84,7 +84,7 @@ class Pid1:
         self._runs_out_of_memory = self._rng.random() < faults.oom
         self._watch = watch
         self._phase = real.Phase.WAITING
-        self._phase_ends_ms = 0
+        self._ready_ms = self._phase_ends_ms = 0
         self._code: int | None = None
         self._lines = real.Lines()
         self._outbox = real.Outbox()
@@ -101,7 +101,8 @@ class Pid1:
 
     def start(self) -> None:
         """Say that it is ready, and wait for ``init``."""
-        self._phase_ends_ms = self.world.now_ms + real.INIT_WAIT_MS
+        self._ready_ms = self.world.now_ms
+        self._phase_ends_ms = self._ready_ms + real.INIT_WAIT_MS
         if self.hostility is not Hostility.SILENT:
             self._outbox.control(type="ready", version=1, pid=1)
         delay_s = self._rng.uniform(0.01, 0.3)
@@ -112,6 +113,9 @@ class Pid1:
         now = self.world.now_ms
         self._advance(now)
         for line in self._lines.feed(data):
+            if line == b"" and self._phase is real.Phase.WAITING:
+                self._phase_ends_ms = now + real.INIT_WAIT_MS
+                continue
             try:
                 self._take(real.decode_frame(line), now)
             except real.Refused as refusal:
@@ -170,15 +174,14 @@ class Pid1:
 
     def _start(self, init: real.Init, now: int) -> None:
         self._grace_ms = init.grace_ms
-        ready_ms = self._phase_ends_ms - real.INIT_WAIT_MS
-        if now >= ready_ms + init.lease_ms:
+        if now >= self._ready_ms + init.lease_ms:
             self._expire("lease", now)
             return
-        self._plan = AgentPlan.from_argv(init.argv)
+        self._plan = self._plan_of(init)
         self._secrets = init.env
         self._outbox.logs = real.Logs(init.max_output_bytes)
         self._phase = real.Phase.RUNNING
-        self._deadlines = real.Deadlines(init, ready_ms, started_ms=now)
+        self._deadlines = real.Deadlines(init, self._ready_ms, started_ms=now)
         self._agent_ends_ms = now + int(self._plan.runs_s * 1000)
         if self._plan.prints_every_s:
             self._prints_at_ms = now + int(self._plan.prints_every_s * 1000)
@@ -194,8 +197,7 @@ class Pid1:
         """What the agent's process has done by now."""
         if self._prints_at_ms is not None and self.is_running and now >= self._prints_at_ms:
             self._prints_at_ms = now + int(self._plan.prints_every_s * 1000)
-            text = b"at work " + b" ".join(self._secrets.values()) + b"\n"
-            self._outbox.logs.feed("stdout", text)
+            self._print()
             assert self._deadlines is not None
             self._deadlines.saw_output(now)
         if self._agent_ends_ms is not None and self.is_running and now >= self._agent_ends_ms:
@@ -208,6 +210,15 @@ class Pid1:
             else:
                 self._status = self._plan.exit_code << 8
                 self._end_agent()
+
+    def _plan_of(self, init: real.Init) -> AgentPlan:
+        """What its child is going to do."""
+        return AgentPlan.from_argv(init.argv)
+
+    def _print(self) -> None:
+        """Say what nobody may say."""
+        text = b"at work " + b" ".join(self._secrets.values()) + b"\n"
+        self._outbox.logs.feed("stdout", text)
 
     def _agent_due(self) -> list[int]:
         if not self.is_running:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 
 import anyio
 
@@ -42,7 +42,7 @@ class SimulatedGit:
 
     async def workspace_archive(
         self, repository: str, commit: str, *, uid: int, gid: int, directory: str
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """See the port; it is no tar, since nobody unpacks it."""
         for part in (repository, commit, directory):
             await anyio.sleep(self._rng.uniform(0.01, 0.2))

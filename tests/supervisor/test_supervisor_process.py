@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -507,12 +509,67 @@ def test_a_bad_init_starts_nothing(
     assert pid1.stderr.startswith(f"forge-supervisor: cannot accept init: {reason}")
 
 
+IMPATIENT = SOURCE.replace("INIT_WAIT_MS = 60_000", "INIT_WAIT_MS = 300")
+
+
 def test_without_an_init_it_does_not_stay(start: Start) -> None:
-    impatient = start(SOURCE.replace("INIT_WAIT_MS = 60_000", "INIT_WAIT_MS = 300"))
+    impatient = start(IMPATIENT)
     assert impatient.end() == 75
     lost = start()
     lost.lose_stdin()
     assert lost.end() == 75
+
+
+@pytest.mark.requirement("B-70")
+def test_an_empty_line_lets_it_wait_as_long_again_for_its_init(start: Start) -> None:
+    pid1 = start(IMPATIENT)
+    pid1.wait_for("ready")
+    began_ms = now_ms()
+    while now_ms() < began_ms + 1_000:
+        pid1.send(b"")
+        time.sleep(0.05)
+    pid1.send(b"", init_frame("echo", "at last"))
+    assert pid1.end() == 0
+    assert pid1.text() == "at last\n"
+    assert pid1.refusals() == {}
+
+
+@pytest.mark.requirement("B-70")
+def test_it_waits_no_longer_than_that_and_no_longer_than_an_attempt(start: Start) -> None:
+    pid1 = start(IMPATIENT)
+    pid1.wait_for("ready")
+    pid1.send(b"", b"", b"")
+    assert pid1.end() == 75
+    bounded = IMPATIENT.replace("self._ready_ms + MAX_DURATION_MS", "self._ready_ms + 400")
+    assert bounded != IMPATIENT
+    pid1 = start(bounded)
+    with contextlib.suppress(BrokenPipeError):
+        while pid1.process.poll() is None:
+            pid1.send(b"")
+            time.sleep(0.05)
+    assert pid1.end() == 75
+
+
+@pytest.mark.requirement("B-70")
+def test_the_lease_counts_from_ready_however_long_it_was_made_to_wait(start: Start) -> None:
+    pid1 = start(IMPATIENT)
+    pid1.wait_for("ready")
+    began_ms = now_ms()
+    while now_ms() < began_ms + 600:
+        pid1.send(b"")
+        time.sleep(0.05)
+    pid1.send(init_frame("true", leaseMs=600))
+    assert pid1.end() == 70
+    assert pid1.of_type("started") == []
+
+
+@pytest.mark.requirement("B-70")
+def test_an_empty_line_is_nothing_to_one_that_has_its_orders(start: Start) -> None:
+    pid1 = run(start, "sh", "-c", "echo ready; sleep 1")
+    pid1.wait_for_text("ready")
+    pid1.send(b"")
+    assert pid1.end() == 0
+    assert pid1.refusals() == {"malformed": 1}
 
 
 # --- where it must not run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -86,7 +86,8 @@ class OnHost:
         archive = context.runner.git.workspace_archive(
             start.repository, start.input_commit, uid=0, gid=0, directory=TREE
         )
-        await self.programs.unpack(context.volume, archive)
+        async with aclosing(archive):
+            await self.programs.unpack(context.volume, archive)
         why = refusal(context.run)
         if why is not None:
             raise StageFailed(FailureCode.START_TIMEOUT, f"cannot start on the host: {why}")

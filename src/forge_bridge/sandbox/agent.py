@@ -22,6 +22,7 @@ from forge_core.lease import Deadline
 from forge_core.ports import Attachment
 from forge_core.supervisor_frames import (
     DEADLINE_EXIT_CODES,
+    STILL_PREPARING,
     DeadlinePassed,
     Frame,
     FrameReader,
@@ -33,6 +34,9 @@ from forge_core.supervisor_frames import (
     cancel_frame,
 )
 from forge_core.wire.codes import FailureCode, OutputStream
+
+PREPARING_MS: Final = 15_000
+"""How often PID 1 is told that its orders are still to come; it waits four times as long."""
 
 STDERR_TAIL_BYTES: Final = 4_096
 KILLED_EXIT_CODE: Final = 137
@@ -82,11 +86,13 @@ class _Conversation:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._logs.send)
             async with anyio.create_task_group() as preparing:
-                preparing.start_soon(self._context.place.fill, self._context)
+                filled = anyio.Event()
+                preparing.start_soon(self._fill, filled)
                 with anyio.move_on_after(ready_ms / 1000):
                     await self._until_ready(stream)
                 if not self._ready:
                     raise self._lost(f"it did not say that it is ready within {ready_ms} ms")
+                await self._bid_wait(stream, filled)
             await self._context.enter_agent()
             tasks.start_soon(self._require_start, ready_ms)
             # From here on renewals are handed on; one that came before is in the orders.
@@ -152,6 +158,22 @@ class _Conversation:
             )
         raise self._lost(f"it ended with {status_code} and without the agent's status")
 
+    async def _fill(self, filled: anyio.Event) -> None:
+        await self._context.place.fill(self._context)
+        filled.set()
+
+    async def _bid_wait(self, stream: Attachment, filled: anyio.Event) -> None:
+        """Keep PID 1 waiting for as long as the workspace takes.
+
+        That has bounds of its own, and the lease ends it.  PID 1's bound is for a bridge that
+        dies, or stands still, meanwhile: then nobody says this any more.
+        """
+        while not filled.is_set():
+            with anyio.move_on_after(PREPARING_MS / 1000):
+                await filled.wait()
+                return
+            await self._tell(stream, STILL_PREPARING, "bid PID 1 wait")
+
     async def _until_ready(self, stream: Attachment) -> None:
         context = self._context
         await context.place.programs.start_container(context.agent_container)
@@ -165,11 +187,14 @@ class _Conversation:
     async def _give_orders(self, stream: Attachment) -> None:
         self._has_orders = True
         given = orders(self._context, self._command(), ready_ms=self._ready_ms)
+        await self._tell(stream, given, "give PID 1 its orders")
+
+    async def _tell(self, stream: Attachment, said: bytes, what: str) -> None:
         try:
-            await self._send(stream, given)
+            await self._send(stream, said)
         except EngineUnreachable as error:
             # PID 1 is gone, or the engine: which of them is seen when its end is looked at.
-            self._context.run.log.info("cannot give PID 1 its orders", error=str(error))
+            self._context.run.log.info(f"cannot {what}", error=str(error))
 
     async def _require_start(self, within_ms: int) -> None:
         """The hard wall counts from the agent's start, so PID 1 must not keep that to itself."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
 from typing import Final
+
+import anyio
 
 from forge_bridge.egress.trust import ca_archive
 from forge_bridge.images.tooling import PID_1_ENVIRONMENT
@@ -38,13 +42,11 @@ async def create_workspace(context: StageContext) -> None:
 async def fill_workspace(context: StageContext) -> None:
     """Have the engine unpack the commit onto the volume, through the container that holds it.
 
-    Nothing of the project runs for it, and no path of the host is mounted.  PID 1 may be
-    starting meanwhile: it runs nothing before it has its orders.
+    Nothing of the project runs for it, and no path of the host is mounted.  It begins once PID 1
+    runs, which runs nothing before it has its orders: the engine starts no container while it
+    unpacks into it.
     """
     start, custom_ca = context.start, context.settings.custom_ca
-    if custom_ca is not None and context.network is not None:
-        certificates = ca_archive(custom_ca)
-        await context.engine.put_archive(context.agent_container, WORKSPACE_VOLUME, certificates)
     archive = context.runner.git.workspace_archive(
         start.repository,
         start.input_commit,
@@ -52,7 +54,23 @@ async def fill_workspace(context: StageContext) -> None:
         gid=SANDBOX_GID,
         directory=WORKSPACE.removeprefix(f"{WORKSPACE_VOLUME}/"),
     )
-    await context.engine.put_archive(context.agent_container, WORKSPACE_VOLUME, archive)
+    async with aclosing(archive):
+        if custom_ca is not None and context.network is not None:
+            await _unpack(context, ca_archive(custom_ca))
+        await _unpack(context, archive)
+
+
+async def _unpack(context: StageContext, archive: AsyncIterable[bytes]) -> None:
+    pieces = _once_it_runs(context.pid_1_runs, archive)
+    async with aclosing(pieces):
+        await context.engine.put_archive(context.agent_container, WORKSPACE_VOLUME, pieces)
+
+
+async def _once_it_runs(runs: anyio.Event, archive: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
+    """The first piece is there by then: Git has worked while the container started."""
+    async for piece in archive:
+        await runs.wait()
+        yield piece
 
 
 def agent_spec(context: StageContext, volume: str) -> ContainerSpec:
