@@ -669,11 +669,10 @@ class Supervisor:
         if data == b"":
             self._host_open = False  # no end: the lease decides
             if self._phase is Phase.WAITING:
-                self._code = EXIT_NO_INIT
-                self._flush(now)
+                self._phase_ends_ms = now
         for line in self._lines.feed(data or b""):
-            if line == b"" and self._phase is Phase.WAITING:
-                self._wait_on(now)
+            if line == b"" and self._phase is Phase.WAITING:  # the host still prepares
+                self._phase_ends_ms = min(now + INIT_WAIT_MS, self._ready_ms + MAX_DURATION_MS)
                 continue
             try:
                 self._take(decode_frame(line), now)
@@ -684,10 +683,6 @@ class Supervisor:
                     self._code = EXIT_BAD_INIT
                     self._flush(now)
 
-    def _wait_on(self, now: int) -> None:
-        """The host is alive and still fills the workspace; nothing lasts longer than an attempt."""
-        self._phase_ends_ms = min(now + INIT_WAIT_MS, self._ready_ms + MAX_DURATION_MS)
-
     def _take(self, frame: dict[str, object], now: int) -> None:
         if self._phase is Phase.WAITING:
             self._start(Init(frame), now)
@@ -696,8 +691,7 @@ class Supervisor:
         elif frame["type"] == "cancel":
             self._cancel(_integer(frame, "graceMs", 0, MAX_DURATION_MS), now)
         else:
-            known = frame["type"] in ("init", "lease")
-            raise Refused("unexpected" if known else "unknown_type")
+            raise Refused("unexpected" if frame["type"] in ("init", "lease") else "unknown_type")
 
     def _look_for_sigterm(self, now: int) -> None:
         """``docker stop`` and a host that shuts down are a cancel; the agent has no such say."""
