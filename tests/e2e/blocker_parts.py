@@ -255,14 +255,22 @@ class Operator(Rig):
         )
         (directory / "state").mkdir(mode=0o700)
         add_repository(directory / "state", "sample", self.repository, remote=REMOTE)
-        stop = anyio.Event()
+        stop, stopped = anyio.Event(), anyio.Event()
+
+        async def run(service: app.BridgeService) -> None:
+            await service.run(stop)
+            stopped.set()
+
         with first_error():
             async with app.open_bridge(settings) as service, anyio.create_task_group() as tasks:
-                tasks.start_soon(service.run, stop)
+                tasks.start_soon(run, service)
                 try:
                     yield Placed(self, runner_id, found[0])
                 finally:
-                    stop.set()
+                    # Also after a failed test: what runs in the engine is to be removed.
+                    with anyio.CancelScope(shield=True), anyio.fail_after(PATIENCE_S):
+                        stop.set()
+                        await stopped.wait()
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def capabilities_of(settings: BridgeSettings, runtimes: Iterable[Runtime]) -> Ca
         runtimes=tuple(runtimes),
         quota_supported=False,
         dedicated_disk=False,
-        sandbox_required=SandboxReadiness(ready=False, blockers=("quota",)),
+        sandbox_required=SandboxReadiness(ready=False, blockers=("disk_quota",)),
         network_policies=(NetworkPolicy.NONE,),
         publication_modes=(settings.sandbox_publication_mode,),
         image_policy_enforced=False,
