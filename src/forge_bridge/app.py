@@ -178,6 +178,8 @@ async def _assemble(
     opened: Opened, checked: Preflight, tasks: anyio.abc.TaskGroup, reach: FaultPoint
 ) -> BridgeService:
     settings, root = opened.settings, opened.root
+    if because := {result.id: result.evidence for result in checked.results if result.blocks}:
+        logger.info("sandbox_required cannot be met; see forge sandbox doctor", because=because)
     repositories = RegisteredRepositories(root.path)
     await repositories.refresh()
     git = GitStores(root.repositories, repositories.clones)
