@@ -28,7 +28,7 @@ VANISH_TIMEOUT_S = 5.0
 class Engine:
     """A Docker Engine of the test bed.
 
-    :param name: ``d26``, ``r26``, ``d20``, ``r20``: rootful or rootless, and the version.
+    :param name: ``d26``, ``r26``, ``d20``, ``r20``, ``v26``: rootful or rootless, and the version.
     :param tooling_image: digest reference of the image with ``python3`` and ``git``.
     :param busybox_image: digest reference of a tiny image with a shell.
     :param limits_enforced: memory, pids and CPU limits hold; rootless engines may ignore them.
@@ -76,7 +76,7 @@ def run_testbed(
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=1800,  # a machine that is emulated, made and booted, and others that are waited for
     )
 
 

@@ -91,9 +91,10 @@ class Bed:
         names = set(parts)
         wanted = [part for part in (REGISTRY, *ENGINES) if part == REGISTRY or part in names]
         images = (*IMAGES, *(part for part in EXTRA_IMAGES if part in names))
+        if self._has(wanted, images):  # nobody waits who wants nothing that is not there
+            return {}
         with self.layout.locked():
-            has_cli = self._docker_cli.executable.exists()
-            if has_cli and all(self._is_complete(part, images) for part in wanted):
+            if self._has(wanted, images):
                 return {}
             if os.geteuid() != 0:
                 raise BedError("cannot start the test bed: it needs root (private Docker daemons)")
@@ -231,6 +232,10 @@ class Bed:
         self._engine(part).stop()
         if _netns(self.layout.name(part)).exists():
             run(["ip", "netns", "delete", self.layout.name(part)])
+
+    def _has(self, parts: Sequence[str], images: Sequence[str]) -> bool:
+        has_cli = self._docker_cli.executable.exists()
+        return has_cli and all(self._is_complete(part, images) for part in parts)
 
     def _is_complete(self, part: str, images: Sequence[str]) -> bool:
         references = self._references()
