@@ -137,16 +137,11 @@ async def open_bridge(
                 service.runner.services = services.usable
                 service.runner.egress = egress
 
-                async def look_again() -> Capabilities:
-                    found = await look()
-                    if found.unseen is not None:
-                        raise EngineUnreachable(found.unseen)
-                    return found.capabilities
-
                 runner, reaper = service.runner, service.session.reaper
                 # What was not seen is no verdict: the watch looks again.
                 runner.engine_away = checked.unseen
-                tasks.start_soon(watch_engine, runner, engine, facts.id, reaper, look_again)
+                again = partial(_look_again, look)
+                tasks.start_soon(watch_engine, runner, engine, facts.id, reaper, again)
                 try:
                     yield service
                 finally:
@@ -172,6 +167,14 @@ async def _looker(
         services=services,
         egress=egress,
     )
+
+
+async def _look_again(look: Callable[[], Awaitable[Preflight]]) -> Capabilities:
+    """:raises EngineUnreachable: something could not be looked at this time either."""
+    found = await look()
+    if found.unseen is not None:
+        raise EngineUnreachable(found.unseen)
+    return found.capabilities
 
 
 async def _assemble(
