@@ -21,6 +21,10 @@ from forge_core.wire.from_hub import LeaseUpdate
 MAX_FRAME_BYTES: Final = 131_072
 """A log frame carries at most 16 KiB of raw output; JSON may escape each byte sixfold."""
 
+MAX_INIT_BYTES: Final = 1024 * 1024
+"""Of the orders without their line break; PID 1 reads no longer line.  With the usual stack of
+8 MiB, Linux starts programs with twice as much (execve(2), limits on the size of arguments)."""
+
 STILL_PREPARING: Final = b"\n"
 """No frame: until it has its orders, PID 1 waits a minute more from each of these."""
 

@@ -225,7 +225,7 @@ async def test_a_flood_of_large_messages_is_refused_by_name_and_holds_up_nothing
         ledgers.create = slow  # type: ignore[method-assign]
         offer = bridge.offer("slow")
         hub.send("Offer", offer)
-        agent = {"provider": "command", "argv": ["true"], "prompt": "x" * 900_000}
+        agent = {"provider": "command", "argv": ["true", *["x" * 100_000] * 9]}
         for _ in range(150):
             hub.send("Start", {**bridge.start(offer), "agent": agent})
         other = await bridge.accept()
@@ -279,7 +279,7 @@ def held_characters() -> int:
     texts: list[object] = []
     for found in gc.get_objects():
         if isinstance(found, Start):
-            texts.append(found.agent.prompt)
+            texts += found.agent.argv
         elif isinstance(found, Cancel):
             texts.append(found.reason)
         elif isinstance(found, partial):

@@ -29,7 +29,9 @@ from forge_core.errors import DiskUnusable, ForgeError, RefusedError
 from forge_core.labels import Owner
 from forge_core.ready import RecordKind
 from forge_core.resources import ResourceVector
+from forge_core.supervisor_frames import MAX_INIT_BYTES
 from forge_core.wire.codes import CleanupTrigger
+from forge_core.wire.from_hub import MAX_ARGUMENT_BYTES
 from forge_edges.clock import SystemClock
 from forge_edges.ledger_file import LedgerFile
 
@@ -282,3 +284,46 @@ async def test_a_start_ends_a_dispatch_whose_ledger_takes_nothing_more(
             assert engine.is_empty
         await bridge.until_idle()
         assert not list((tmp_path / "state" / "attempts").glob("attempt-0*"))
+
+
+@pytest.mark.requirement("B-04")
+@pytest.mark.parametrize(
+    ("agent", "field"),
+    [
+        ({"prompt": "\u20ac" * 43_350}, "agent.prompt"),
+        ({"env": {"HUGE": "x" * (MAX_ARGUMENT_BYTES + 1)}}, "agent.env.HUGE"),
+        ({"argv": ["true", "x" * (MAX_ARGUMENT_BYTES + 1)]}, "agent.argv.1"),
+    ],
+    ids=["prompt", "variable", "argument"],
+)
+async def test_a_start_that_linux_would_not_start_is_refused_by_name(
+    tmp_path: Path, agent: Mapping[str, Any], field: str
+) -> None:
+    engine = MemoryEngine()
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+        whole = {"provider": "command", "argv": ["true"], **agent}
+        result = await refused_start(bridge, agent=whole)
+        assert (result["outcome"], result["failureCode"]) == ("failed", "internal_error")
+        assert f"{field}: " in result["summary"]
+        assert engine.created == []
+
+
+@pytest.mark.requirement("B-04", "B-60")
+async def test_an_environment_that_is_too_large_together_is_named_by_its_largest(
+    tmp_path: Path,
+) -> None:
+    """Each fits, and each message does; only the bridge sees all of it."""
+    engine = MemoryEngine()
+    async with memory_bridge(tmp_path, engine=engine) as bridge:
+        value = "of-the-hub" * 12_900
+        secrets = {f"S{n}": f"secret-{n}-" * 10_000 for n in range(5)}
+        bridge.secrets |= {*secrets.values()}
+        bridge.hub.answers["RedeemSecretGrant"] = {"accepted": True, "secrets": secrets}
+        agent = {"provider": "command", "argv": ["true"], "env": {f"A{n}": value for n in range(5)}}
+        attempt_id = await bridge.run(agent=agent, secretGrants=["handle"])
+        result = await bridge.hub.over(attempt_id)
+        assert (result["outcome"], result["failureCode"]) == ("failed", "agent_failed")
+        assert f"{MAX_INIT_BYTES} is the most" in result["summary"]
+        assert "A0 129000, A1 129000, A2 129000" in result["summary"]
+        assert "of-the-hub" not in result["summary"]
+        assert engine.is_empty

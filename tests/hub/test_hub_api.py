@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import httpx
 import pytest
 from scripted_bridge import PATIENCE_S, RUNNER_TOKEN, Stage, on_stage, session
+
+from forge_core.wire.from_hub import MAX_ARGUMENT_BYTES
+from forge_core.wire.limits import MAX_INBOUND_BYTES, measured_size_bytes
+from forge_hub.api.sessions import _require_agent_fits
+from forge_hub.attempt_input import Addressee, AttemptInput
+from forge_hub.grants import Handles, new_handle
 
 PROBLEM = "application/problem+json"
 
@@ -48,9 +56,51 @@ async def test_errors_are_problem_details_and_never_repeat_what_was_sent(sqlite_
         assert code_of(answer, 422) == "invalid_request"
         assert set(answer.json()["fields"]) == {"body.agent.env.KEY", "body.surprise"}
         assert "canary" not in answer.text
-        too_long = {"provider": "p", "argv": ["true"], "prompt": "\u20ac" * 500_000}
-        answer = await api.post("/api/v1/sessions", json=session(agent=too_long))
-        assert code_of(answer, 422) == "message_too_large"
+
+
+@pytest.mark.parametrize(
+    ("agent", "code", "field"),
+    [
+        ({"prompt": "\u20ac" * 43_350}, "invalid_request", "body.agent.prompt"),
+        ({"prompt": "a\0b"}, "invalid_request", "body.agent.prompt"),
+        ({"env": {"A": "", "B": "x" * 130_049}}, "invalid_request", "body.agent.env.B"),
+        ({"argv": ["true", "x" * 130_049]}, "invalid_request", "body.agent.argv.1"),
+        ({"argv": ["x" * 130_000] * 6}, "message_too_large", "agent"),
+        ({"env": {f"A{n}": "\n" * 100_000 for n in range(4)}}, "message_too_large", "agent"),
+    ],
+    ids=["prompt", "NUL", "variable", "argument", "all together", "all together as JSON"],
+)
+async def test_what_linux_would_not_start_is_refused_by_name(
+    sqlite_url: str, agent: dict[str, Any], code: str, field: str
+) -> None:
+    async with on_stage(sqlite_url) as stage:
+        whole = {"provider": "p", "argv": ["true"], **agent}
+        answer = await stage.api.post("/api/v1/sessions", json=session(agent=whole))
+        assert code_of(answer, 422) == code
+        assert set(answer.json()["fields"]) == {field}
+        assert len(answer.text) < 1_000
+        assert (await stage.api.get("/api/v1/sessions")).json() == []
+
+
+def test_the_largest_agent_is_in_a_start_that_bridges_read() -> None:
+    env = {f"A{n}": "x" * MAX_ARGUMENT_BYTES for n in range(5)}
+    agent = {"provider": "p", "argv": ["true"], "env": env}
+    label = "x" * 63
+    domains = [f"{n:04}.{label}.{label}.{label}.{'y' * 50}.org" for n in range(1_024)]
+    network = {"policy": "public_allowlist", "domains": domains}
+    given = AttemptInput.model_validate({**session(agent=agent), "network": network})
+    _require_agent_fits(given)
+    longest = "x" * 128
+    to = Addressee(
+        session_id=longest,
+        attempt_id=longest,
+        fence=2**63 - 1,
+        offer_id=longest,
+        runner_id=longest,
+        instance_id=longest,
+    )
+    start = given.start(to, key="A" * 43 + "=", handles=Handles(new_handle(), new_handle()))
+    assert measured_size_bytes(start.to_wire()) < MAX_INBOUND_BYTES
 
 
 async def test_the_values_of_the_agents_environment_are_not_shown(sqlite_url: str) -> None:

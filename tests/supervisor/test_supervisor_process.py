@@ -25,6 +25,9 @@ from pid1 import (
     peak_memory_kib,
 )
 
+from forge_core.supervisor_frames import MAX_INIT_BYTES
+from forge_core.wire.from_hub import MAX_ARGUMENT_BYTES
+
 Start = Callable[..., Pid1]
 
 DAEMONS = """
@@ -85,6 +88,30 @@ def test_what_cannot_be_run_ends_as_in_a_shell(
     assert pid1.end() == 0
     assert text in pid1.text("stderr")
     assert pid1.frames[-1] == {"type": "exit", "code": code}
+
+
+def test_what_the_wire_lets_through_linux_starts(start: Start) -> None:
+    """The longest argument, beside the longest value of the longest name."""
+    name, longest = "N" * 256, "x" * MAX_ARGUMENT_BYTES
+    script = f"echo ${{#1}} ${{#{name}}}"
+    env = {"PATH": "/usr/bin:/bin", name: longest}
+    pid1 = run(start, "sh", "-c", script, "sh", longest, env=env)
+    assert pid1.end() == 0
+    assert pid1.text().split() == [str(MAX_ARGUMENT_BYTES)] * 2
+
+
+def test_all_that_fits_into_an_init_linux_starts(start: Start) -> None:
+    """In many small pieces, each of which costs a pointer; and in few large ones."""
+    for size_bytes in (8, MAX_ARGUMENT_BYTES):
+        frame = init_frame("sh", "-c", "echo $#", "sh")
+        room_bytes = MAX_INIT_BYTES - len(json.dumps(frame))
+        count = room_bytes // (size_bytes + len('"", '))
+        frame["argv"] += ["x" * size_bytes] * count
+        assert MAX_INIT_BYTES - size_bytes - 4 < len(json.dumps(frame)) <= MAX_INIT_BYTES
+        pid1 = start()
+        pid1.send(frame)
+        assert pid1.end() == 0
+        assert pid1.text() == f"{count}\n"
 
 
 def test_the_agent_starts_clean(start: Start) -> None:

@@ -14,12 +14,14 @@ from typing import Final
 import anyio
 
 from forge_bridge.attempt_run import AttemptRun
-from forge_bridge.sandbox.stage import StageContext
+from forge_bridge.sandbox.stage import StageContext, StageFailed
 from forge_core.errors import EngineUnreachable
 from forge_core.lease import Deadline
-from forge_core.supervisor_frames import init_frame, lease_frame
+from forge_core.supervisor_frames import MAX_INIT_BYTES, init_frame, lease_frame
+from forge_core.wire.codes import FailureCode
 from forge_core.wire.from_hub import LeaseUpdate
 
+NAMED_VARIABLES: Final = 3
 CLAIM_TOLERANCE_MS: Final = 5_000
 """How much earlier than the host's own deadline PID 1 may say that it has passed."""
 
@@ -42,10 +44,11 @@ def orders(context: StageContext, command: Command, *, ready_ms: int) -> bytes:
     :param ready_ms: when PID 1 said that it is ready, from where both sides count: however long
         these orders are on their way, through an engine that stands still, PID 1 counts no longer
         than we.
+    :raises StageFailed: ``agent_failed``: they are more than PID 1 takes.
     """
     lease = context.run.state.lease
     assert lease is not None
-    return init_frame(
+    frame = init_frame(
         attempt_id=context.start.attempt_id,
         fence=context.start.fence,
         key=lease.key,
@@ -58,6 +61,23 @@ def orders(context: StageContext, command: Command, *, ready_ms: int) -> bytes:
         environment=command.environment,
         directory=command.directory,
         max_output_bytes=command.max_output_bytes,
+    )
+    if len(frame) > MAX_INIT_BYTES + 1:
+        raise _too_large(context, command, len(frame))
+    return frame
+
+
+def _too_large(context: StageContext, command: Command, size_bytes: int) -> StageFailed:
+    """Names what takes the most, and tells of no value."""
+    sizes = {name: len(value.encode()) for name, value in command.environment.items()}
+    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:NAMED_VARIABLES]
+    named = ", ".join(f"{name} {sizes[name]}" for name in largest)
+    arguments_bytes = sum(len(part.encode()) for part in command.argv)
+    return StageFailed(
+        FailureCode.AGENT_FAILED,
+        f"cannot start the program of attempt {context.start.attempt_id}: arguments and environment"
+        f" have {size_bytes} bytes as JSON, {MAX_INIT_BYTES} is the most; the arguments have"
+        f" {arguments_bytes}, the largest of {len(sizes)} variables {named}; shorten them",
     )
 
 
@@ -72,11 +92,11 @@ class Renewals:
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Take what is accepted within the block."""
-        self._run.renewal_takers.add(self._take)
+        self._run.renewal_takers.append(self._take)
         try:
             yield
         finally:
-            self._run.renewal_takers.discard(self._take)
+            self._run.renewal_takers.remove(self._take)
 
     async def hand_on(self, send: Callable[[bytes], Awaitable[None]]) -> None:
         """Until PID 1 is gone, or the engine: which of them is seen when its end is looked at."""

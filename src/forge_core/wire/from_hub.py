@@ -6,7 +6,7 @@ import base64
 import binascii
 from typing import Annotated, Final, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from forge_core.egress_domains import Domain
 from forge_core.resources import ResourceVector
@@ -28,7 +28,22 @@ from forge_core.wire.shapes import RunnerSettings, Service
 MAX_WALL_MS: Final = 8 * 60 * 60 * 1000
 """Nothing runs longer than eight hours (B-36)."""
 
-Argument = Annotated[str, Field(max_length=131_072, pattern=r"^[^\0]*\Z")]
+MAX_ARGUMENT_BYTES: Final = 130_048
+"""127 KiB: Linux starts no program with an argument, or a variable and its name, of 128 KiB
+(execve(2), MAX_ARG_STRLEN); the longest name has room beside such a value."""
+
+
+def _can_be_passed(value: str) -> str:
+    if len(value.encode("utf-8", "surrogatepass")) > MAX_ARGUMENT_BYTES:
+        raise ValueError(f"must have at most {MAX_ARGUMENT_BYTES} bytes of UTF-8")
+    return value
+
+
+Argument = Annotated[
+    str,
+    Field(max_length=MAX_ARGUMENT_BYTES, pattern=r"^[^\0]*\Z"),
+    AfterValidator(_can_be_passed),
+]
 Argv = Annotated[tuple[Argument, ...], Field(min_length=1, max_length=4096)]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}\Z")]
 Environment = Annotated[dict[EnvironmentName, Argument], Field(max_length=4096)]
@@ -92,12 +107,12 @@ class Offer(WireModel):
 
 
 class Agent(WireModel):
-    """What to run."""
+    """What to run; the prompt is its variable ``FORGE_PROMPT``."""
 
     provider: Name
     argv: Argv
     env: Environment = Field(default_factory=dict, repr=False)
-    prompt: Annotated[str, Field(max_length=1_000_000)] | None = Field(default=None, repr=False)
+    prompt: Argument | None = Field(default=None, repr=False)
 
 
 class LeaseGrant(WireModel):

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, RowMapping
 
 from forge_core.errors import RefusedError
 from forge_core.wire.codes import CleanupState
-from forge_core.wire.limits import MAX_INBOUND_BYTES, measured_size_bytes
+from forge_core.wire.limits import measured_size_bytes
 from forge_hub.api import views
 from forge_hub.api.context import AuthorizedBoard
 from forge_hub.api.event_stream import MEDIA_TYPE, Cursor, session_stream
@@ -24,14 +24,17 @@ from forge_hub.api.models import (
     SessionSummary,
     SessionView,
 )
-from forge_hub.attempt_input import Addressee, AttemptInput
+from forge_hub.attempt_input import AttemptInput
 from forge_hub.dispatch.board import Board
 from forge_hub.dispatch.endings import cancel
-from forge_hub.grants import Handles, new_handle
 from forge_hub.store import evidence, grants, projects, sessions
 
 MAX_TIMELINE: Final = 2_000
 MAX_REPORTS: Final = 50
+MAX_AGENT_BYTES: Final = 640 * 1024
+"""As JSON.  PID 1 is given a mebibyte, with all secrets and the contract's environment; a bridge
+reads as much, with a thousand domains and the rest of the start."""
+
 router = APIRouter(prefix="/api/v1/sessions", tags=["sessions"])
 
 
@@ -44,9 +47,9 @@ async def create_session(board: AuthorizedBoard, wanted: NewSession) -> SessionV
     policy = await board.database.read(lambda c: projects.policy_of(c, given.project_id))
     if policy is not None:
         given = policy.applied(given)
-    session_id, attempt_id = board.clock.new_id(), board.clock.new_id()
-    _require_start_fits(given, session_id, attempt_id)
+    _require_agent_fits(given)
     await _require_sources(board, given)
+    session_id, attempt_id = board.clock.new_id(), board.clock.new_id()
     now = board.clock.utc()
     await board.database.write(
         lambda connection: sessions.create(
@@ -175,23 +178,13 @@ async def _require_sources(board: Board, given: AttemptInput) -> None:
         await board.credentials.credential(given.project_id, given.repository)
 
 
-def _require_start_fits(given: AttemptInput, session_id: str, attempt_id: str) -> None:
-    """A bridge reads no message over its inbound bound (protocol.md, Size)."""
-    longest_id = "x" * 128
-    to = Addressee(
-        session_id=session_id,
-        attempt_id=attempt_id,
-        fence=2**31,
-        offer_id=longest_id,
-        runner_id=longest_id,
-        instance_id=longest_id,
-    )
-    handles = Handles(new_handle(), new_handle())
-    start = given.start(to, key="A" * 43 + "=", handles=handles)
-    size = measured_size_bytes(start.to_wire())
-    if size > MAX_INBOUND_BYTES:
+def _require_agent_fits(given: AttemptInput) -> None:
+    """PID 1 can be given it, and a bridge reads its start (protocol.md, Size)."""
+    size = measured_size_bytes(given.agent.to_wire())
+    if size > MAX_AGENT_BYTES:
         raise RefusedError(
-            f"cannot dispatch this session: its start message has {size} bytes,"
-            f" {MAX_INBOUND_BYTES} is the most; shorten the prompt or the environment",
+            f"cannot dispatch this session: its agent has {size} bytes as JSON,"
+            f" {MAX_AGENT_BYTES} is the most; shorten arguments, environment and prompt",
             code="message_too_large",
+            field="agent",
         )
