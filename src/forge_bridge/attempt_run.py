@@ -54,7 +54,7 @@ class AttemptRun:
         self.offer = offer
         self.masker = Masker(())
         self.stages = anyio.CancelScope()
-        self.renewal_takers: set[TakeRenewal] = set()
+        self.renewal_takers: list[TakeRenewal] = []
         self.records: list[Record] = []
         self.log = logger.bind(attempt_id=attempt.owner.attempt_id, fence=attempt.owner.fence)
         self._ledger = ledger

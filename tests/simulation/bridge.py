@@ -23,6 +23,7 @@ from .git import SimulatedGit
 from .host import NoHost, NoHostCommands
 from .images import NoBuilds, NoImages
 from .network import ConnectionFactory, Network
+from .points import GIT_POINTS, LEDGER_POINTS, MESSAGE_POINTS, Surrounded
 from .remote import URL
 from .setup import CAPABILITIES, SANDBOX, THIS_RUNNER, Setup
 from .world import SimulatedClock, World
@@ -94,14 +95,14 @@ class Life:
         ports = Ports(
             clock=clock,
             engine=self.engine,
-            git=host.git,
+            git=Surrounded(host.git, self._reach, GIT_POINTS),
             host=NoHost(),
             host_commands=NoHostCommands(),
             disk=WatchedDisk(host.disk),
-            messages=SimulatedMessages(host.disk),
-            ledgers=SimulatedLedgers(host.disk, clock.utc),
+            messages=Surrounded(SimulatedMessages(host.disk), self._reach, MESSAGE_POINTS),
+            ledgers=Surrounded(SimulatedLedgers(host.disk, clock.utc), self._reach, LEDGER_POINTS),
             repositories=OneRepository(),
-            connections=ConnectionFactory(host.network, self.process, self._sent),
+            connections=ConnectionFactory(host.network, self.process, self._sent, self._reach),
             builder=NoBuilds(),
             gates=NoBuilds(),
             images=NoImages(),

@@ -29,34 +29,33 @@ from forge_bridge.flows.reap import PASS_INTERVAL_MS
 from forge_bridge.runner import Runner
 from forge_core.admission import Admission, Key
 from forge_core.attempt import Phase
-from forge_core.labels import ATTEMPT_ID, FENCE, RUNNER_ID, is_ours
+from forge_core.labels import ATTEMPT_ID, FENCE, INSTANCE_ID, RUNNER_ID, Owner, is_ours
 from forge_core.ledger import parse_ledger
 from forge_core.ports import EngineResource
 from forge_core.ready import Record, RecordKind, messages_of
 from forge_core.resources import COMPONENTS, ResourceVector
 from forge_core.sealed import unseal
-from forge_core.wire.codes import RemovalOutcome, ReservationState
+from forge_core.wire.codes import ReservationState
 from forge_supervisor import supervisor as real
 
 from .containers import Hostility, Pid1
 from .disk import LEDGERS, OUTBOX, REPORTS, ledger_path
 from .engine import PROCESS as ENGINE
 from .engine import Container
+from .final_checkers import check_delivery, check_publications, check_reports
 from .hub import KILL_GRACE_MS, REPLAYED
 from .network import FORGED_SEQUENCE
 from .setup import SLOTS, THIS_RUNNER
-from .wall_checkers import WallCheckers
+from .wall_checkers import SLACK_MS, WallCheckers
 from .work import COMMIT
 from .world import World
 
 if TYPE_CHECKING:
     from .bridge import Life
+    from .services import ServicePid1
     from .simulation import Simulation
 
 TICK_MS: Final = 1_000
-SLACK_MS: Final = 1_500
-"""For the way from the bridge to PID 1, and for what a killed process takes to end."""
-
 SLOW_DISK_MS: Final = 30_000
 """For what waits behind a few records of the same dispatch."""
 
@@ -80,7 +79,7 @@ class Checkers:
         self._removed: dict[str, Key] = {}
         self._superseded_ms: dict[Key, int] = {}
         self._unended_ms: dict[Key, int] = {}
-        self._ran: set[Key] = set()
+        self._ran: set[tuple[str, int, str]] = set()
         self._held: frozenset[Key] = frozenset()
         self._admission: Admission | None = None
         self._used: ResourceVector | None = None
@@ -109,19 +108,33 @@ class Checkers:
         ours = resource.labels.get(RUNNER_ID) == THIS_RUNNER
         consistent = ours and is_ours(resource.name, resource.labels)
         self.world.require(consistent, "foreign", f"{resource.name} is removed")
-        self._removed[resource.name] = _key_of(resource)
+        if not _is_of_runner(resource.labels):
+            self._removed[resource.name] = _key_of(resource)
 
     def agent_started(self, agent: Pid1, init: real.Init) -> None:
         """PID 1 has believed its ``init``."""
-        again = agent.key in self._ran
+        run = (*agent.key, agent.container.role)
+        again = run in self._ran
         self.world.require(not again, "one run", f"{agent.key} runs a second time")
-        self._ran.add(agent.key)
+        self._ran.add(run)
         self.agents.append(agent)
 
     def agent_ended(self, agent: Pid1) -> None:
         """Its processes are gone."""
         if agent in self.agents:
             self.agents.remove(agent)
+
+    def service_told(self, service: ServicePid1, password: str) -> None:
+        """See :class:`.services.ServiceWatch`: nothing that is kept may have it, not yet either."""
+        self.secret(password)
+        for path, data in self.simulation.disk.files.items():
+            self._search(path, data)
+        for container in self.simulation.engine.containers.values():
+            self._search(container.name, json.dumps(container.request).encode())
+
+    def service_died(self, service: ServicePid1) -> None:
+        """See :class:`.services.ServiceWatch`."""
+        self.walls.service_died(service)
 
     def wrote(self, path: str, data: bytes) -> None:
         """Something is about to be on disk."""
@@ -374,64 +387,9 @@ class Checkers:
         for resource in simulation.foreign:
             there = resource in simulation.engine.resources()
             require(there, "foreign", f"{resource.name} is gone")
-        self._check_delivery()
-        self._check_reports()
-        self._check_publications()
-
-    def _check_publications(self) -> None:
-        """What the hub was told of a push is so, or nobody knew."""
-        effective = {(branch, commit) for branch, _, commit in self.simulation.remote.moved}
-        for dispatch in self.simulation.hub.dispatches.values():
-            told = dispatch.publication
-            arrived = (dispatch.attempt.branch, dispatch.redeemed) in effective
-            if told in ("pushed", "already_published"):
-                self.world.require(arrived, "published", f"{dispatch.id} was not {told}")
-            elif told in ("stale_remote", "aborted"):
-                self.world.require(not arrived, "published", f"{dispatch.id} was not {told}")
-
-    def _check_reports(self) -> None:
-        """But for what only a ledger told of that was found to be damaged."""
-        named = {
-            resource["name"]
-            for (method, _), payload in self.simulation.hub.seen.items()
-            if method == "SubmitCleanupReport"
-            for resource in payload["resources"]
-            if resource["outcome"] != RemovalOutcome.FAILED
-        }
-        for name, key in self._removed.items():
-            told = name in named or self._is_suspect(ledger_path(*key))
-            self.world.require(told, "reported", f"{name} was removed and no report says so")
-
-    def _check_delivery(self) -> None:
-        hub, require = self.simulation.hub, self.world.require
-        for (method, identity), path in self.recorded.items():
-            require(
-                (method, identity) in hub.seen
-                or self._was_replaced(method, identity)
-                or self._is_lost(path),
-                "delivered",
-                f"{method} {identity} of {path} never arrived",
-            )
-        for dispatch in hub.dispatches.values():
-            if dispatch.fence < dispatch.attempt.fence:
-                continue
-            sequences = sorted(dispatch.events)
-            whole = sequences == list(range(1, len(sequences) + 1))
-            require(whole, "delivered", f"events of {dispatch.id} have holes: {sequences}")
-            if dispatch.accepted and not self._is_lost(ledger_path(*dispatch.id)):
-                final = any(r["cleanup"] == "complete" for r in dispatch.results.values())
-                require(final, "delivered", f"{dispatch.id} was accepted and has no final result")
-
-    def _was_replaced(self, method: str, identity: str) -> bool:
-        """A first revision need not arrive once the second has."""
-        later = identity.removesuffix("r1") + "r2"
-        return method == "SubmitDispatchResult" and (method, later) in self.simulation.hub.seen
-
-    def _is_lost(self, ledger: str) -> bool:
-        return self._is_suspect(ledger) or ledger in self.simulation.disk.forgotten
-
-    def _is_suspect(self, ledger: str) -> bool:
-        return ledger.replace(".ledger", ".suspect") in self.simulation.disk.files
+        check_delivery(simulation)
+        check_reports(simulation, self._removed)
+        check_publications(simulation)
 
     # -- private --------------------------------------------------------------------------------
 
@@ -442,6 +400,8 @@ class Checkers:
         return serves_it and agent.container.id in engine.containers
 
     def _require_intent(self, name: str, labels: Mapping[str, str]) -> None:
+        if _is_of_runner(labels):
+            return
         path = ledger_path(labels[ATTEMPT_ID], int(labels[FENCE]))
         records = parse_ledger(self.simulation.disk.synced.get(path, b"")).records
         intended = any(r.kind == RecordKind.INTENT and r.data["name"] == name for r in records)
@@ -477,19 +437,29 @@ class Checkers:
                 self.recorded[message.method, identity] = path
 
     def _ours(self, *, of_engine: str | None = None) -> list[EngineResource]:
-        """Of this runner, in the engine that stands there now or in the one that is named."""
-        engine = self.simulation.engine
+        """Of this runner, in the engine that stands there now or in the one that is named.
+
+        But for what lives as long as the bridge itself.
+        """
+        engine, life = self.simulation.engine, self.simulation.host.life
+        instance_id = None if life is None else life.instance_id
         found = engine.resources() if of_engine is None else engine.resources_of(of_engine)
         return [
             resource
             for resource in found
             if resource.labels.get(RUNNER_ID) == THIS_RUNNER
             and is_ours(resource.name, resource.labels)
+            and not (_is_of_runner(resource.labels) and resource.labels[INSTANCE_ID] == instance_id)
         ]
 
 
 def _key_of(resource: EngineResource) -> Key:
     return resource.labels[ATTEMPT_ID], int(resource.labels[FENCE])
+
+
+def _is_of_runner(labels: Mapping[str, str]) -> bool:
+    owner = Owner.from_labels(labels)
+    return owner is not None and owner.is_runner
 
 
 def _message_id(method: str, payload: Mapping[str, Any]) -> str:

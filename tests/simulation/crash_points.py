@@ -1,9 +1,11 @@
 """The crash matrix: a death at every point that the code passes through (crash-matrix.md).
 
 A run without any fault lists the points as they are reached, so that a new one cannot be
-forgotten: before and after each record, between its write and its sync, after each message that
-is enqueued, around each action, and when a request to the engine was sent and answered.  Then one
-run each dies at one of them; and for the recovery, at one of them and then at another.
+forgotten: before and after each record, between its write and its sync, around each message that
+is stored or forgotten, around each action, each call that is not durable and each effect on Git,
+and before an effect on the engine, when it was sent, and after.  Then one run each dies at one of
+them; and for the recovery, at one of them and then at another.  Of points between which the
+process does nothing, the first stands for all.
 
 A recovery that *forgets* finds no ledger: only labels tell what its predecessor has left.
 """
@@ -11,9 +13,10 @@ A recovery that *forgets* finds no ledger: only labels tell what its predecessor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Final
 
 from .containers import AgentPlan
 from .simulation import Outcome, Simulation, simulate
@@ -31,53 +34,101 @@ class CrashPoint:
     occurrence: int
 
 
-def crash_points() -> tuple[CrashPoint, ...]:
+PLAIN: Final = Attempt(
+    "attempt-1",
+    AgentPlan(runs_s=3.0, prints_every_s=1.0),
+    15_000,
+    600_000,
+    600_000,
+    has_secret=True,
+    publishes=True,
+)
+"""Passes through every stage that needs nothing around the agent."""
+
+SURROUNDED: Final = replace(PLAIN, policy="public_allowlist", services=("redis",))
+"""Passes through all of them."""
+
+ENDED: Final = replace(PLAIN, hard_wall_ms=1_500)
+"""Is ended while its agent runs."""
+
+VARIANTS: Final = (SURROUNDED, ENDED)
+
+
+def crash_points(attempt: Attempt = PLAIN) -> tuple[CrashPoint, ...]:
     """All that an undisturbed life reaches, in order."""
-    return _points_of_life(1, (), forgets=False)
+    return _points_of_life(attempt, 1, (), forgets=False)
 
 
-def recovery_points(first: CrashPoint, *, forgets: bool) -> tuple[CrashPoint, ...]:
+def more_crash_points(attempt: Attempt) -> tuple[CrashPoint, ...]:
+    """What a life with this attempt reaches besides."""
+    plain = {point.name for point in crash_points()}
+    return tuple(point for point in crash_points(attempt) if point.name not in plain)
+
+
+def names(attempt: Attempt) -> frozenset[str]:
+    """All that an undisturbed life comes by, also of those for which another stands."""
+    reached: set[str] = set()
+    _run(attempt, (), lambda point, _: reached.add(point.name), power_cut=False, forgets=False)
+    return frozenset(reached)
+
+
+def recovery_points(
+    attempt: Attempt, first: CrashPoint, *, forgets: bool
+) -> tuple[CrashPoint, ...]:
     """All that the next life reaches after a death at ``first``, until it takes new work."""
-    points = _points_of_life(2, (first,), forgets=forgets)
+    points = _points_of_life(attempt, 2, (first,), forgets=forgets)
     return tuple(takewhile(lambda point: not point.name.startswith("reserved"), points))
 
 
-def crash_at(points: Sequence[CrashPoint], *, power_cut: bool, forgets: bool = False) -> Outcome:
+def one_of_each(points: Iterable[CrashPoint]) -> tuple[CrashPoint, ...]:
+    """The first of those that differ in nothing but a number."""
+    kinds: dict[str, CrashPoint] = {}
+    for point in points:
+        kinds.setdefault("".join(c for c in point.name if not c.isdigit()), point)
+    return tuple(kinds.values())
+
+
+def crash_at(
+    attempt: Attempt, points: Sequence[CrashPoint], *, power_cut: bool, forgets: bool = False
+) -> Outcome:
     """One run with these deaths."""
-    return _run(points, lambda _point: None, power_cut=power_cut, forgets=forgets)
+    return _run(attempt, points, lambda _point, _step: None, power_cut=power_cut, forgets=forgets)
 
 
 def _points_of_life(
-    life: int, deaths: Sequence[CrashPoint], *, forgets: bool
+    attempt: Attempt, life: int, deaths: Sequence[CrashPoint], *, forgets: bool
 ) -> tuple[CrashPoint, ...]:
-    reached: list[CrashPoint] = []
-    outcome = _run(deaths, reached.append, power_cut=False, forgets=forgets)
+    reached: dict[tuple[int, bool], CrashPoint] = {}
+
+    def note(point: CrashPoint, step: int) -> None:
+        if point.life == life:
+            # What was sent is carried out, however soon its sender dies.
+            reached.setdefault((step, point.name.endswith(":sent")), point)
+
+    outcome = _run(attempt, deaths, note, power_cut=False, forgets=forgets)
     assert not outcome.violations, outcome.violations
-    return tuple(point for point in reached if point.life == life)
+    return tuple(reached.values())
 
 
 def _run(
+    attempt: Attempt,
     deaths: Sequence[CrashPoint],
-    note: Callable[[CrashPoint], None],
+    note: Callable[[CrashPoint, int], None],
     *,
     power_cut: bool,
     forgets: bool,
 ) -> Outcome:
-    """A calm run of one attempt that passes through every stage."""
+    """A calm run of one attempt."""
     counts: Counter[tuple[int, str]] = Counter()
 
     def prepare(simulation: Simulation) -> None:
-        plan = AgentPlan(runs_s=3.0, prints_every_s=1.0)
-        attempt = Attempt(
-            "attempt-1", plan, 15_000, 600_000, 600_000, has_secret=True, publishes=True
-        )
-        simulation.hub.attempts[:] = [attempt]
+        simulation.hub.attempts[:] = [replace(attempt)]
 
         def come_by(name: str) -> None:
             life = len(simulation.host.lives)
             counts[life, name] += 1
             point = CrashPoint(life, name, counts[life, name])
-            note(point)
+            note(point, simulation.world.loop.steps)
             if point in deaths:
                 simulation.world.note("nemesis", f"strikes at {name}")
                 simulation.host.kill(power_cut=power_cut)

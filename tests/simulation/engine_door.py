@@ -26,6 +26,7 @@ from forge_core.ports import EngineImage, EngineResource, ExitStatus, PathKind
 from forge_core.wire.shapes import EngineFacts, EngineLimits
 
 from .engine import PROCESS, Container, SimulatedEngine, settle
+from .points import LOOKS, engine_point
 
 TIMEOUT_S: Final = 32.0
 """As the real door gives up."""
@@ -213,6 +214,8 @@ class EngineDoor:
         slow, lost = rng.random() < faults.engine_slow, rng.random() < faults.engine_lost
         there_s, back_s = rng.uniform(*(SLOW_S if slow else FAST_S)), rng.uniform(*FAST_S)
         epoch = engine.epoch
+        point = self._point(what, arguments)
+        self._pass(point, "before")
         await self._before(what, arguments)
 
         def arrive() -> None:
@@ -234,13 +237,23 @@ class EngineDoor:
                 settle(answer, done.result)
 
         engine.world.later(PROCESS, there_s, arrive)
-        self._reach(f"{what}:sent")
+        self._pass(point, "sent")
         with anyio.move_on_after(TIMEOUT_S):
             result = await answer
-            self._reach(f"{what}:answered")
+            self._pass(point, "after")
             return result
         engine.world.note("door", f"gives up on {what}")
         raise EngineTimedOut(f"cannot {what}: no answer within {TIMEOUT_S:.0f} s")
+
+    def _point(self, what: str, arguments: tuple[Any, ...]) -> str | None:
+        if what in LOOKS:
+            return None
+        container = self._engine.containers.get(arguments[0])
+        return engine_point(what, arguments[0] if container is None else container.name)
+
+    def _pass(self, point: str | None, moment: str) -> None:
+        if point is not None:
+            self._reach(f"{point}:{moment}")
 
 
 class AttachedStreams:

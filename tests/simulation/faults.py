@@ -19,7 +19,7 @@ class Faults:
     ``engine_stuck`` resists a removal for a while; ``exit_lies`` tells a wrong exit code.
     Networks: ``pools_empty`` has no address left for one; ``network_lies`` drops its options;
     ``endpoint_stuck`` keeps the endpoint of a container that has ended.
-    Proxy: ``proxy_dies`` sooner or later; ``probe_lies`` about what it saw.
+    ``proxy_dies`` and ``service_dies`` sooner or later; ``probe_lies`` about what it saw.
     Containers: ``pid1_hostile`` does not do what the supervisor must; ``oom`` kills the agent.
     Network: ``lost``, ``doubled`` and ``late`` messages from the hub; ``forged`` renewals with the
     MAC of others; ``ack_lost`` drops the hub's answer with the connection, ``ack_late`` takes most
@@ -40,6 +40,7 @@ class Faults:
     network_lies: float = 0.0
     endpoint_stuck: float = 0.0
     proxy_dies: float = 0.0
+    service_dies: float = 0.0
     probe_lies: float = 0.0
     pid1_hostile: float = 0.0
     oom: float = 0.0
@@ -90,6 +91,7 @@ MOST = {
     "network_lies": 0.1,
     "endpoint_stuck": 0.8,
     "proxy_dies": 0.5,
+    "service_dies": 0.5,
     "probe_lies": 0.2,
     "pid1_hostile": 0.6,
     "oom": 0.3,

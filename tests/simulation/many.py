@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,12 +32,10 @@ def outcomes(seeds: Iterable[int], how: How, *, jobs: int, trace: bool) -> Itera
     if trace:
         yield from (outcome(how, seed, trace=True) for seed in seeds)
         return
-    with ProcessPoolExecutor(
-        jobs,
-        mp_context=multiprocessing.get_context("spawn"),
-        max_tasks_per_child=SEEDS_OF_ONE_PROCESS,
-    ) as processes:
-        yield from processes.map(partial(outcome, how), seeds)
+    # Not concurrent.futures, which can wait for ever for the successor of a process (gh-115634).
+    spawning = multiprocessing.get_context("spawn")
+    with spawning.Pool(jobs, maxtasksperchild=SEEDS_OF_ONE_PROCESS) as processes:
+        yield from processes.imap(partial(outcome, how), seeds)
 
 
 def outcome(how: How, seed: int, *, trace: bool = False) -> Outcome:

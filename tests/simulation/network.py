@@ -17,9 +17,10 @@ import anyio
 import anyio.abc
 
 from forge_core.errors import ForgeError, HubConnectionLost, HubError, HubRefused, HubUnavailable
-from forge_core.ports import PayloadHandler
+from forge_core.ports import BridgeConnection, PayloadHandler
 
 from .faults import Faults
+from .points import CALL_POINTS, Reach, Surrounded
 from .world import World
 
 HUB: Final = "hub"
@@ -97,14 +98,17 @@ class ConnectionFactory:
         network: Network,
         process: str,
         sent: Sent,
+        reach: Reach,
     ) -> None:
         self._network = network
         self._process = process
         self._sent = sent
+        self._reach = reach
 
-    def create(self, task_group: anyio.abc.TaskGroup) -> SimulatedConnection:
+    def create(self, task_group: anyio.abc.TaskGroup) -> BridgeConnection:
         """One that was not used yet; it needs no tasks of its own."""
-        return SimulatedConnection(self._network, self._process, self._sent)
+        connection = SimulatedConnection(self._network, self._process, self._sent)
+        return Surrounded(connection, self._reach, CALL_POINTS)
 
 
 class SimulatedConnection:

@@ -17,6 +17,7 @@ from forge_core.wire.codes import NetworkPolicy, PublicationMode, Runtime
 from forge_core.wire.shapes import Capabilities, SandboxReadiness
 
 from .egress import simulated_trial
+from .services import SERVICES
 
 IMAGE: Final = "sha256:" + "1" * 64
 THIS_RUNNER: Final = "runner-1"
@@ -54,6 +55,7 @@ CAPABILITIES: Final = Capabilities(
     dedicated_disk=False,
     sandbox_required=SandboxReadiness(ready=False, blockers=("quota",)),
     network_policies=tuple(NetworkPolicy),
+    services=tuple(SERVICES),
     publication_modes=tuple(PublicationMode),
     image_policy_enforced=False,
     signature_verification=False,
@@ -86,3 +88,4 @@ class Setup:
     def show(self, runner: Runner) -> None:
         """What a preflight would have shown."""
         runner.egress = self.egress
+        runner.services = SERVICES

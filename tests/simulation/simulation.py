@@ -29,10 +29,13 @@ from .loop import NothingLeftError, virtual_loop
 from .nemesis import Nemesis
 from .network import Network
 from .remote import SimulatedRemote
+from .services import SERVICE_ROLES, SERVICES, TOOLING_PROGRAMS, ServicePid1
 from .setup import IMAGE, POOLS, THIS_RUNNER, Setup
 from .work import COMMIT, Dispatch, planned
 from .world import World
 
+BESIDE: Final = {**EGRESS_PROGRAMS, **TOOLING_PROGRAMS}
+IMAGES: Final = frozenset({IMAGE, PROXY_IMAGE, *(s.image_id for s in SERVICES.values())})
 MAX_STEPS: Final = 2_000_000
 TROUBLE_S: Final = 240.0
 """How long things go wrong."""
@@ -81,9 +84,7 @@ class Simulation:
         self.remote.on_move = self.checkers.moves
         self.git = SimulatedGit(world, self.faults, self.remote)
         self.git.on_push = self.checkers.before_push
-        self.engine = SimulatedEngine(
-            world, self.faults, self.checkers, self._program, frozenset({IMAGE, PROXY_IMAGE})
-        )
+        self.engine = SimulatedEngine(world, self.faults, self.checkers, self._program, IMAGES)
         walls = world.rng("setup")
         login = self.checkers.secret(f"canary-{walls.getrandbits(96):x}")
         self.setup = Setup.of(walls.choice(POOLS), login)
@@ -155,7 +156,9 @@ class Simulation:
             return Pid1(self.world, self.faults, container, self.checkers)
         if container.role == "helper":
             return Helper(self.world, self.faults, container)
-        if (program := EGRESS_PROGRAMS.get(container.role)) is not None:
+        if container.role in SERVICE_ROLES:
+            return ServicePid1(self.world, self.faults, container, self.checkers)
+        if (program := BESIDE.get(container.role)) is not None:
             return program(self.world, self.faults, container)
         return None
 

@@ -5,18 +5,39 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from .crash_points import crash_at, crash_points, recovery_points
+from .crash_points import (
+    PLAIN,
+    SURROUNDED,
+    VARIANTS,
+    CrashPoint,
+    crash_at,
+    crash_points,
+    more_crash_points,
+    names,
+    one_of_each,
+    recovery_points,
+)
 from .mutations import MUTATIONS, mutated
 from .simulation import Outcome, simulate
+from .work import Attempt
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(1, 61)
 SEEDS_TO_FIND_A_BUG = 60
-FIRST_DEATHS = ("create_container:sent", "start_container:answered", "TearDown:before")
+FIRST_DEATHS = ("create_container agent:sent", "start_container agent:after", "TearDown:before")
+MORE_FIRST_DEATHS = ("start_container service:after", "create_network egress:sent")
+HOW = pytest.mark.parametrize("power_cut", [False, True], ids=["kill", "power-cut"])
+HOW_OF_MANY = pytest.mark.parametrize(
+    "power_cut", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["kill", "power-cut"]
+)
+RECORDED = ROOT / "tests/crash/points.txt"
+SCENARIOS = ("succeeds", "has_a_network", "is_cancelled")
+"""Of the real matrix, those that reach something of their own here; no build is simulated."""
 GUARANTEES = ("B-04", "B-70", "B-72", "B-80", "B-81", "B-82", "B-83", "B-86", "B-87", "B-88")
 
 
@@ -53,28 +74,70 @@ def test_without_faults_everything_succeeds_as_planned() -> None:
 
 
 @pytest.mark.requirement("B-24", "B-82", "B-83")
-@pytest.mark.parametrize("power_cut", [False, True], ids=["kill", "power-cut"])
+@HOW
 def test_a_death_at_any_point_loses_nothing_and_leaves_nothing(power_cut: bool) -> None:
     points = crash_points()
     stages = {point.name.partition(":")[2] for point in points}
-    assert {"before", "after", "written", "enqueued", "sent", "answered"} <= stages
+    assert {"before", "after", "written", "sent"} <= stages
     for point in points:
-        outcome = crash_at([point], power_cut=power_cut)
+        outcome = crash_at(PLAIN, [point], power_cut=power_cut)
         assert verdict(outcome) == "", f"a death at {point}"
 
 
+@pytest.mark.requirement("B-54", "B-55", "B-82", "B-83")
+@HOW_OF_MANY
+def test_nor_does_one_with_walls_and_services_or_at_an_early_end(power_cut: bool) -> None:
+    for attempt in VARIANTS:
+        for point in more_crash_points(attempt):
+            outcome = crash_at(attempt, [point], power_cut=power_cut)
+            assert verdict(outcome) == "", f"a death at {point}"
+
+
+def test_the_points_of_the_matrix_with_real_parts_are_among_these() -> None:
+    reached = frozenset().union(*(names(attempt) for attempt in (PLAIN, *VARIANTS)))
+    for scenario in SCENARIOS:
+        _, _, rest = RECORDED.read_text().partition(f"[{scenario}]\n")
+        lines = rest.partition("\n[")[0].splitlines()
+        recorded = {line.split("\t")[1] for line in lines if line}
+        assert recorded, scenario
+        assert recorded <= reached, scenario
+
+
 @pytest.mark.requirement("B-24", "B-82", "B-83")
-@pytest.mark.parametrize("power_cut", [False, True], ids=["kill", "power-cut"])
+@HOW
 @pytest.mark.parametrize("forgets", [False, True], ids=["with ledger", "without"])
 def test_a_death_at_any_point_of_a_recovery_neither(power_cut: bool, forgets: bool) -> None:
-    points = crash_points()
-    firsts = [next(p for p in points if p.name == name) for name in FIRST_DEATHS]
-    for first in firsts:
-        seconds = recovery_points(first, forgets=forgets)
-        assert any("orphaned" in second.name for second in seconds) == forgets
-        for second in seconds:
-            outcome = crash_at([first, second], power_cut=power_cut, forgets=forgets)
-            assert verdict(outcome) == "", f"deaths at {first} and {second}"
+    for name in FIRST_DEATHS:
+        first = CrashPoint(life=1, name=name, occurrence=1)
+        seconds = recovery_points(PLAIN, first, forgets=forgets)
+        _die_twice(PLAIN, first, one_of_each(seconds), power_cut=power_cut, forgets=forgets)
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("B-24", "B-54", "B-55", "B-82", "B-83")
+@HOW
+@pytest.mark.parametrize("forgets", [False, True], ids=["with ledger", "without"])
+def test_nor_does_one_of_a_recovery_with_walls(power_cut: bool, forgets: bool) -> None:
+    deaths = [(PLAIN, name) for name in FIRST_DEATHS]
+    deaths += [(SURROUNDED, name) for name in MORE_FIRST_DEATHS]
+    for attempt, name in deaths:
+        first = CrashPoint(life=1, name=name, occurrence=1)
+        seconds = recovery_points(attempt, first, forgets=forgets)
+        _die_twice(attempt, first, seconds, power_cut=power_cut, forgets=forgets)
+
+
+def _die_twice(
+    attempt: Attempt,
+    first: CrashPoint,
+    seconds: Sequence[CrashPoint],
+    *,
+    power_cut: bool,
+    forgets: bool,
+) -> None:
+    assert any("orphaned" in second.name for second in seconds) == forgets
+    for second in seconds:
+        outcome = crash_at(attempt, [first, second], power_cut=power_cut, forgets=forgets)
+        assert verdict(outcome) == "", f"deaths at {first} and {second}"
 
 
 def test_a_seed_replays_exactly_whatever_the_hashes_are() -> None:

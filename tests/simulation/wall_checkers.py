@@ -1,23 +1,31 @@
 """The invariants of what surrounds an agent; told by :class:`.checkers.Checkers`.
 
 ``subnet``    no subnet is given twice, nor before the network in it was observed gone
+``service``   an agent does not go on without its services
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from ipaddress import IPv4Network
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from forge_bridge.flows.reap import PASS_INTERVAL_MS
 from forge_core.admission import Key
 from forge_core.labels import ATTEMPT_ID, FENCE, INSTANCE_ID
 
+from .containers import Hostility
 from .engine import Thing
 from .engine_networks import subnet_of
+from .hub import KILL_GRACE_MS
 
 if TYPE_CHECKING:
     from .bridge import Life
     from .checkers import Checkers
+    from .services import ServicePid1
+
+SLACK_MS: Final = 1_500
+"""For the way from the bridge to PID 1, and for what a killed process takes to end."""
 
 
 class WallCheckers:
@@ -28,6 +36,7 @@ class WallCheckers:
         self._world = checkers.world
         self._instance_id = ""
         self._freed: set[Key] = set()
+        self._died: dict[Key, tuple[str, int]] = {}
 
     def freed(self, key: Key) -> None:
         """Its capacity is given back, and its subnets with it."""
@@ -44,7 +53,31 @@ class WallCheckers:
             if known and wanted is not None and there is not None and there.overlaps(wanted):
                 self._world.violate("subnet", f"{name} is to be where {network.resource.name} is")
 
-    def every_second(self, _now_ms: int) -> None:
+    def service_died(self, service: ServicePid1) -> None:
+        """By itself, so that its attempt has a reason to end."""
+        life = self._checkers.simulation.host.life
+        if life is not None:
+            self._died[service.key] = (life.process, self._world.now_ms)
+
+    def every_second(self, now_ms: int) -> None:
+        """What time alone can break."""
+        self._check_subnets()
+        self._check_forsaken(now_ms)
+
+    def _check_forsaken(self, now_ms: int) -> None:
+        """An agent does not go on without its services."""
+        checkers = self._checkers
+        life = checkers.simulation.host.life
+        for agent in checkers.agents:
+            process, since_ms = self._died.get(agent.key, ("", 0))
+            if life is None or process != life.process or agent.hostility is Hostility.ENDLESS:
+                continue
+            since_ms = max(since_ms, checkers.trouble_ms, agent.frozen_ms)
+            over_ms = since_ms + PASS_INTERVAL_MS + KILL_GRACE_MS + SLACK_MS
+            goes_on = now_ms > over_ms
+            self._world.require(not goes_on, "service", f"{agent.key} goes on without its services")
+
+    def _check_subnets(self) -> None:
         """Each network that is there has its subnet to itself, until it is gone."""
         life = self._checkers.simulation.host.life
         runner = None if life is None else life.runner

@@ -13,6 +13,7 @@ Key = tuple[str, int]
 
 COMMIT: Final = "c" * 40
 POLICIES: Final = ("none", "none", "public_allowlist", "public_allowlist", "open_public")
+SERVICE_SETS: Final = ((), (), ("redis",), ("postgres", "redis"))
 
 
 @dataclass(slots=True)
@@ -92,6 +93,7 @@ def planned(rng: random.Random, walls: random.Random, most: int = 8) -> list[Att
         )
         if not plain:
             attempt.policy = walls.choice(POLICIES)
+            attempt.services = walls.choice(SERVICE_SETS)
         attempts.append(attempt)
     return attempts
 
@@ -136,7 +138,7 @@ def start_of(dispatch: Dispatch, key: str) -> dict[str, Any]:
         "limits": {
             "hardWallMs": attempt.hard_wall_ms,
             "idleMs": attempt.idle_ms,
-            "maxOutputBytes": 4_000,
+            "maxOutputBytes": 10_000,
         },
         "network": {"policy": attempt.policy, "domains": list(domains)},
         "services": offer["requirements"]["services"],
