@@ -25,7 +25,7 @@ from forge_edges.process import Outcome
 
 ROLE: Final = BUILDER
 CACHE: Final = "/var/lib/buildkit"
-START_MS: Final = 30_000
+START_MS: Final = 90_000
 ANSWER_MS: Final = 10_000
 _MIB: Final = 2**20
 _TMPFS: Final = {"/run": f"exec,mode=0755,size={64 * _MIB}", "/tmp": f"exec,size={256 * _MIB}"}  # noqa: S108
@@ -143,15 +143,15 @@ class BuilderContainer:
         except EngineTimedOut:
             return False
 
-    async def _ask(self) -> Outcome:
+    async def _ask(self, timeout_ms: int = ANSWER_MS) -> Outcome:
         question = ("exec", self.name, "buildctl", "debug", "workers")
-        return await self._cli.run(question, timeout_ms=ANSWER_MS)
+        return await self._cli.run(question, timeout_ms=timeout_ms)
 
     async def _await_answer(self) -> None:
         """Each question takes the client a moment, so that asking again is no busy loop."""
         with anyio.move_on_after(START_MS / 1000):
             while True:
-                asked = await self._ask()
+                asked = await self._ask(START_MS)
                 if asked.exit_code == 0:
                     return
                 if not (await self._state()).get("Running"):
