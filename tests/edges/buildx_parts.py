@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pytest
+
 from engines import Engine
 from forge_core.image_ports import BuildLimits, BuildRequest
 from forge_core.labels import BUILDER, Owner
@@ -127,3 +129,12 @@ def from_busybox(engine: Engine, *steps: str) -> str:
 def remove_image(engine: Engine, reference: str) -> None:
     """Take a tag out of the engine; absent is no error."""
     engine.api.call("DELETE", f"/images/{quote(reference)}", {"force": "1"})
+
+
+def try_once_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, no builder may be tried again: what it does is known of the same builder."""
+
+    async def refuse(_builder: BuildxBuilder) -> bool:
+        raise AssertionError("it was tried before")
+
+    monkeypatch.setattr(BuildxBuilder, "_try", refuse)
