@@ -8,6 +8,7 @@ cgroup delegation); only a look from inside a container shows that (the doctor's
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import IPv4Address
 from typing import Any, Final
 
 from forge_core.sandbox_spec import BLANKED_VARIABLES
@@ -100,6 +101,15 @@ def endpoint_faults(
         for name, endpoint in wanted.items()
         if not endpoint.get("IPAMConfig", {}).items() <= (has[name].get("IPAMConfig") or {}).items()
     )
+
+
+def address_in(inspected: Mapping[str, Any], network: str) -> IPv4Address | None:
+    """The address of a container in a network; None: it does not run, or is not in it."""
+    networks = (inspected.get("NetworkSettings") or {}).get("Networks") or {}
+    try:
+        return IPv4Address((networks.get(network) or {}).get("IPAddress") or "")
+    except ValueError:
+        return None
 
 
 def _config_faults(request: Mapping[str, Any], inspected: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
-from ipaddress import IPv4Address
 
 import anyio
 import anyio.abc
@@ -28,6 +27,7 @@ from forge_bridge.services.images import fit_image
 from forge_bridge.services.process import ServiceProcess
 from forge_core.attempt_events import StageEntered
 from forge_core.errors import EngineTimedOut
+from forge_core.read_back import address_in
 from forge_core.resources import ResourceVector
 from forge_core.services import (
     CATALOGUE,
@@ -129,7 +129,7 @@ class _Service:
                 tasks.start_soon(self._renewals.hand_on, process.send)
                 await context.engine.start_container(container)
                 await self._until_ready(process, container)
-                await self._tell_agent(container)
+                await self._tell_agent(process, container)
                 task_status.started()
                 await process.until_end()
                 raise await self._ended(process, container, "while it was needed")
@@ -182,17 +182,18 @@ class _Service:
             raise await self._ended(process, container, "before it was ready")
         read_ready(line)
 
-    async def _tell_agent(self, container: str) -> None:
+    async def _tell_agent(self, process: ServiceProcess, container: str) -> None:
         context, name = self._context, self._kind.name
-        networks = (await context.engine.inspect_container(container))["NetworkSettings"][
-            "Networks"
-        ]
         assert context.network is not None
-        address = str(IPv4Address(networks[context.network.name]["IPAddress"]))
-        context.network = context.network.reaching(address)
+        inspected = await context.engine.inspect_container(container)
+        address = address_in(inspected, context.network.name)
+        if address is None:
+            # What has ended since it said that it is ready has no address any more.
+            raise self._failed(process, "has no address in the agent's network")
+        context.network = context.network.reaching(str(address))
         context.service_environment = {
             **context.service_environment,
-            **variables(name, self._password, address),
+            **variables(name, self._password, str(address)),
         }
 
     async def _ended(self, process: ServiceProcess, container: str, when: str) -> StageFailed:
