@@ -282,6 +282,26 @@ async def test_evidence_has_its_own_age_and_that_of_a_usable_image_stays(tmp_pat
 
 
 @pytest.mark.requirement("B-28", "B-91")
+async def test_evidence_that_has_no_record_yet_stays_while_another_build_ends(
+    tmp_path: Path,
+) -> None:
+    """With a count of 0 everything without a record goes, but not before it can have one."""
+    engine = MemoryEngine()
+    builder = ScriptedBuilder(engine)
+    async with memory_bridge(
+        tmp_path, engine=engine, builder=builder, sandbox_audit_retention_count=0
+    ) as bridge:
+        records = bridge.service.images.pipeline.records
+        key, path = f"{1:064x}", bridge.state_root / "attestations" / f"{1:064x}"
+        with records.in_work(key):
+            await records.attestations.put_set(key, (Evidence("sbom.spdx.json", b"{}"),))
+            await records.prune(NOW_MS)
+            assert path.exists()
+        await records.prune(NOW_MS)
+        assert not path.exists()
+
+
+@pytest.mark.requirement("B-28", "B-91")
 async def test_a_start_lets_go_of_evidence_beyond_its_bytes_but_not_of_a_usable_images(
     tmp_path: Path,
 ) -> None:

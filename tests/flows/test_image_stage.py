@@ -17,8 +17,10 @@ from bridge_parts import Bridge, git, memory_bridge, wait_for
 from image_doubles import EVIDENCE, ScriptedBuilder, ScriptedGates, refusal
 from memory_engine import IMAGE, MemoryEngine
 
+from forge_bridge.state_root.images import ImageIndex
 from forge_core.errors import EngineOutOfDisk, RefusedError
 from forge_core.image_ports import BuiltImage, Evidence, ImageNotBuilt
+from forge_core.image_retention import CachedImage
 from forge_core.ports import EngineImage, PathKind
 from forge_core.sandbox_spec import TOOLING_MOUNT
 
@@ -580,3 +582,24 @@ async def test_no_builder_is_said_and_ends_nothing_else(tmp_path: Path) -> None:
         result = await at.result(attempt)
         assert result["failureCode"] == "image_build_failed"
         assert "no builder" in result["summary"]
+
+
+@pytest.mark.requirement("B-28")
+async def test_the_evidence_of_a_build_stays_until_its_record_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing without a record is kept, and another build ends in between."""
+    async with project(tmp_path, sandbox_audit_retention_count=0) as at:
+        records = at.bridge.service.images.pipeline.records
+        put = ImageIndex.put
+
+        async def put_late(index: ImageIndex, image: CachedImage) -> None:
+            await records.prune(image.built_at_ms)
+            await put(index, image)
+
+        monkeypatch.setattr(ImageIndex, "put", put_late)
+        attempt = await at.run(at.commit(FILES))
+        assert (await at.result(attempt))["outcome"] == "succeeded"
+        key = at.event(attempt, "image.resolved")["imageKey"]
+        kept = at.bridge.state_root / "attestations" / key
+        assert {path.name for path in kept.iterdir()} == {one.name for one in EVIDENCE}

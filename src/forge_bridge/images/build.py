@@ -109,7 +109,8 @@ class Build:
         :raises ImageFailed: it was not promoted, and why.
         """
         try:
-            return await self._run()
+            with self.records.in_work(self.identity.image_key):
+                return await self._run()
         except ForgeError as error:
             raise await self._failed(error) from error
         finally:

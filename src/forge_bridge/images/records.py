@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -51,6 +52,16 @@ class ImageRecords:
     build_logs: EvidenceStore
     attestations: EvidenceStore
     retention: Retention
+    _in_work: set[str] = field(default_factory=set)
+
+    @contextmanager
+    def in_work(self, image_key: str) -> Iterator[None]:
+        """For the block, nothing is let go of this key: its evidence is there before its record."""
+        self._in_work.add(image_key)
+        try:
+            yield
+        finally:
+            self._in_work.discard(image_key)
 
     async def keep_refused(self, image_key: str, evidence: Sequence[Evidence]) -> None:
         """Keep what gates found about an image that they refused.
@@ -66,7 +77,7 @@ class ImageRecords:
             await self.build_logs.put(image_key, document)
 
     async def prune(self, now_ms: int) -> None:
-        """Let go of what is too old or too much; never of what a usable image rests on.
+        """Let go of what is too old or too much; never of what an image rests on, or will soon.
 
         What cannot be looked at or does not go ends nothing: the next call tries again.
 
@@ -84,7 +95,7 @@ class ImageRecords:
                     )
             doomed = expendable_evidence(
                 by_key.values(),
-                protected=self.index.images.keys(),
+                protected=self.index.images.keys() | self._in_work,
                 retention=self.retention,
                 now_ms=now_ms,
             )
