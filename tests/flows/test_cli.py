@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -260,6 +261,11 @@ def test_the_doctor_says_what_it_could_not_look_at(tmp_path: Path) -> None:
     assert plain.returncode == 2
     assert f"cannot reach the Docker Engine at {socket}" in plain.stdout
     assert "sandbox_required: not ready (" in plain.stdout
+    blockers = re.search(r"not ready \((.*)\)", plain.stdout)
+    assert blockers is not None
+    to_mend = plain.stdout.partition("to mend")[2]
+    for name in blockers[1].split(", "):
+        assert re.search(rf"^{name} +\S", to_mend, re.MULTILINE), name
     found = json.loads(for_programs.stdout)
     assert (for_programs.returncode, found["exitCode"]) == (2, 2)
     engine = next(check for check in found["checks"] if check["id"] == "engine")
