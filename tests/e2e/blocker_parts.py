@@ -59,7 +59,8 @@ class Lack:
     :param settings: changes to those of a bridge that lacks nothing.
     :param door: what stands between the preflight and the real engine.
     :param tried: what is tried with real parts.
-    :param names: the blockers that it gives.
+    :param builder: what is read back of the builder, in place of one that is as it should be.
+    :param also: the other blockers that it gives.
     :param hides: what cannot be looked at for the want of it.
     """
 
