@@ -20,12 +20,12 @@ from .disk import SimulatedDisk, SimulatedLedgers, SimulatedMessages, WatchedDis
 from .engine import SimulatedEngine
 from .engine_door import EngineDoor
 from .git import SimulatedGit
-from .host import NoHost, NoHostCommands
+from .host import Machine, NoHostCommands, SimulatedHost
 from .images import NoBuilds, NoImages
 from .network import ConnectionFactory, Network
-from .points import GIT_POINTS, LEDGER_POINTS, MESSAGE_POINTS, Surrounded
+from .points import GIT_POINTS, HOST_POINTS, LEDGER_POINTS, MESSAGE_POINTS, Surrounded
 from .remote import URL
-from .setup import CAPABILITIES, SANDBOX, THIS_RUNNER, Setup
+from .setup import SANDBOX, THIS_RUNNER, Setup
 from .world import SimulatedClock, World
 
 OPERATOR_S: Final = 30.0
@@ -96,7 +96,9 @@ class Life:
             clock=clock,
             engine=self.engine,
             git=Surrounded(host.git, self._reach, GIT_POINTS),
-            host=NoHost(),
+            host=Surrounded(
+                SimulatedHost(host.machine, self.process, self._before), self._reach, HOST_POINTS
+            ),
             host_commands=NoHostCommands(),
             disk=WatchedDisk(host.disk),
             messages=Surrounded(SimulatedMessages(host.disk), self._reach, MESSAGE_POINTS),
@@ -111,7 +113,13 @@ class Life:
         )
         async with anyio.create_task_group() as tasks:
             self.service = await assemble(
-                host.setup.settings, identity, ports, SANDBOX, CAPABILITIES, tasks, self._reach
+                host.setup.settings,
+                identity,
+                ports,
+                SANDBOX,
+                host.setup.capabilities,
+                tasks,
+                self._reach,
             )
             host.setup.show(self.service.runner)
             await self.service.run(self._stop)
@@ -149,6 +157,7 @@ class BridgeHost:
         git: SimulatedGit,
         network: Network,
         setup: Setup,
+        machine: Machine,
         before_effect: Callable[[Life, str, tuple[Any, ...]], None],
         before_send: Callable[[Life, str, Mapping[str, object]], None],
     ) -> None:
@@ -158,6 +167,7 @@ class BridgeHost:
         self.git = git
         self.network = network
         self.setup = setup
+        self.machine = machine
         self.before_effect = before_effect
         self.before_send = before_send
         self.lives: list[Life] = []
@@ -193,7 +203,10 @@ class BridgeHost:
             life.ended = True
             self.world.loop.kill(life.process)
         self.world.note("host", "power cut" if power_cut else "kill -9 of the bridge")
+        if life is not None:
+            self.machine.parent_died(life.process)
         if power_cut:
+            self.machine.power_cut()
             self.disk.power_cut()
             self.engine.die()
             self.world.later("world", 8.0, lambda: self.engine.restart(keeps_containers=False))
@@ -205,6 +218,7 @@ class BridgeHost:
     def on_end(self, life: Life) -> None:
         """A life has ended by itself: in order, or because it could not go on."""
         self.world.note("host", f"{life.process} has ended: {life.failure!r}")
+        self.machine.parent_died(life.process)
         self.network.vanish(life.process)
         leaves = _leaves(life.failure)
         if any(not isinstance(error, ForgeError) for error in leaves) or (

@@ -35,7 +35,7 @@ from forge_core.ports import EngineResource
 from forge_core.ready import Record, RecordKind, messages_of
 from forge_core.resources import COMPONENTS, ResourceVector
 from forge_core.sealed import unseal
-from forge_core.wire.codes import ReservationState
+from forge_core.wire.codes import ReservationState, Runtime
 from forge_supervisor import supervisor as real
 
 from .containers import Hostility, Pid1
@@ -43,10 +43,11 @@ from .disk import LEDGERS, OUTBOX, REPORTS, ledger_path
 from .engine import PROCESS as ENGINE
 from .engine import Container
 from .final_checkers import check_delivery, check_publications, check_reports
+from .host import HostProcess
 from .hub import KILL_GRACE_MS, REPLAYED
 from .network import FORGED_SEQUENCE
 from .setup import SLOTS, THIS_RUNNER
-from .wall_checkers import SLACK_MS, WallCheckers
+from .wall_checkers import SLACK_MS, SLOW_DISK_MS, TICK_MS, WallCheckers
 from .work import COMMIT
 from .world import World
 
@@ -54,10 +55,6 @@ if TYPE_CHECKING:
     from .bridge import Life
     from .services import ServicePid1
     from .simulation import Simulation
-
-TICK_MS: Final = 1_000
-SLOW_DISK_MS: Final = 30_000
-"""For what waits behind a few records of the same dispatch."""
 
 LATE_S: Final = 15.0
 """How long ago nothing was listed, when the disk was slow since."""
@@ -194,6 +191,14 @@ class Checkers:
                 self._require_intent(arguments[0], labels.get("Labels", labels))
                 if what == "create_network":
                     self.walls.asks_for_network(life, *arguments)
+            case "host create_volume":
+                self._require_intent(*arguments)
+            case "host create_container":
+                name, program = arguments
+                said = repr((program.argv, program.environment, program.labels)).encode()
+                self._search(what, said)
+                self._require_intent(name, program.labels)
+                self.walls.starts_on_host(life, program.labels)
             case "send":
                 self._check_init(life, *arguments)
             case _ if what.startswith(("start_", "remove_", "connect_", "disconnect_")):
@@ -245,6 +250,8 @@ class Checkers:
             require(not runner.stopping, "drain", f"{key} is admitted by a bridge that stops")
             require(admission.used.slots <= SLOTS, "capacity", f"{key} is admitted too")
             highest = admission.highest_fence(key[0])
+            if reservation.runtime is Runtime.HOST:
+                self.walls.admits_to_host(runner, key)
             require(key[1] == highest, "one run", f"{key} is admitted after {highest}")
         for key in sorted(self._held.difference(admission.reservations)):
             self._check_freed(key)
@@ -394,7 +401,12 @@ class Checkers:
     # -- private --------------------------------------------------------------------------------
 
     def _is_here(self, agent: Pid1) -> bool:
-        """In the engine that this life of the bridge began with, and that stands there now."""
+        """In the engine that this life of the bridge began with, and that stands there now.
+
+        What a dead bridge has left on the host goes on until somebody has looked.
+        """
+        if isinstance(agent.container, HostProcess):
+            return not agent.container.stays
         engine, life = self.simulation.engine, self.simulation.host.life
         serves_it = life is not None and life.engine.engine_id == engine.id
         return serves_it and agent.container.id in engine.containers
@@ -444,6 +456,7 @@ class Checkers:
         engine, life = self.simulation.engine, self.simulation.host.life
         instance_id = None if life is None else life.instance_id
         found = engine.resources() if of_engine is None else engine.resources_of(of_engine)
+        found += self.simulation.machine.resources()
         return [
             resource
             for resource in found

@@ -51,7 +51,10 @@ SURROUNDED: Final = replace(PLAIN, policy="public_allowlist", services=("redis",
 ENDED: Final = replace(PLAIN, hard_wall_ms=1_500)
 """Is ended while its agent runs."""
 
-VARIANTS: Final = (SURROUNDED, ENDED)
+ON_HOST: Final = replace(PLAIN, runs_on="host")
+"""Has no container at all."""
+
+VARIANTS: Final = (SURROUNDED, ENDED, ON_HOST)
 
 
 def crash_points(attempt: Attempt = PLAIN) -> tuple[CrashPoint, ...]:
@@ -123,6 +126,7 @@ def _run(
 
     def prepare(simulation: Simulation) -> None:
         simulation.hub.attempts[:] = [replace(attempt)]
+        simulation.host.setup = replace(simulation.host.setup, allows_host=True, has_engine=True)
 
         def come_by(name: str) -> None:
             life = len(simulation.host.lives)

@@ -133,6 +133,8 @@ class SimulatedEngine:
     :param programs: what a container runs; None: there is no such program.
     """
 
+    process = PROCESS
+
     def __init__(
         self,
         world: World,

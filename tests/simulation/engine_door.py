@@ -25,7 +25,7 @@ from forge_core.errors import EngineTimedOut, EngineUnreachable, ForgeError
 from forge_core.ports import EngineImage, EngineResource, ExitStatus, PathKind
 from forge_core.wire.shapes import EngineFacts, EngineLimits
 
-from .engine import PROCESS, Container, SimulatedEngine, settle
+from .engine import PROCESS, SimulatedEngine, settle
 from .points import LOOKS, engine_point
 
 TIMEOUT_S: Final = 32.0
@@ -261,10 +261,11 @@ class AttachedStreams:
 
     def __init__(
         self,
-        engine: SimulatedEngine,
-        container: Container,
+        engine: Any,
+        container: Any,
         before: Before,
     ) -> None:
+        """To a container of the engine, or to a process of the machine."""
         self._engine = engine
         self._container = container
         self._before = before
@@ -328,7 +329,7 @@ class AttachedStreams:
 
     def _later(self, at_s: float, call: Callable[..., None], argument: Any) -> None:
         loop, world = self._engine.world.loop, self._engine.world
-        loop.call_at(at_s, call, argument, context=world.context(PROCESS))
+        loop.call_at(at_s, call, argument, context=world.context(self._engine.process))
 
 
 def _broken(what: str) -> EngineUnreachable:

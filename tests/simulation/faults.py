@@ -20,6 +20,7 @@ class Faults:
     Networks: ``pools_empty`` has no address left for one; ``network_lies`` drops its options;
     ``endpoint_stuck`` keeps the endpoint of a container that has ended.
     ``proxy_dies`` and ``service_dies`` sooner or later; ``probe_lies`` about what it saw.
+    Host: ``host_stays`` leaves something running; ``host_resists`` the end of a process.
     Containers: ``pid1_hostile`` does not do what the supervisor must; ``oom`` kills the agent.
     Network: ``lost``, ``doubled`` and ``late`` messages from the hub; ``forged`` renewals with the
     MAC of others; ``ack_lost`` drops the hub's answer with the connection, ``ack_late`` takes most
@@ -41,6 +42,8 @@ class Faults:
     endpoint_stuck: float = 0.0
     proxy_dies: float = 0.0
     service_dies: float = 0.0
+    host_stays: float = 0.0
+    host_resists: float = 0.0
     probe_lies: float = 0.0
     pid1_hostile: float = 0.0
     oom: float = 0.0
@@ -92,6 +95,8 @@ MOST = {
     "endpoint_stuck": 0.8,
     "proxy_dies": 0.5,
     "service_dies": 0.5,
+    "host_stays": 0.8,
+    "host_resists": 0.5,
     "probe_lies": 0.2,
     "pid1_hostile": 0.6,
     "oom": 0.3,

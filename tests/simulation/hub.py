@@ -329,8 +329,15 @@ class SimulatedHub:
 
     def drain(self, draining: bool) -> None:
         """Profile Settings."""
-        self.settings["draining"] = draining
-        self.world.note(HUB, f"draining: {draining}")
+        self._set("draining", draining)
+
+    def allow_host(self, allowed: bool) -> None:
+        """Likewise: Host fallback."""
+        self._set("hostFallbackEnabled", allowed)
+
+    def _set(self, name: str, value: bool) -> None:
+        self.settings[name] = value
+        self.world.note(HUB, f"{name}: {value}")
         if self.online is not None:
             self.online.push("RunnerSettings", {"settings": dict(self.settings)})
 

@@ -12,6 +12,7 @@ import forge_bridge.attempt_run as attempt_run
 from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.flows import start, teardown
 from forge_bridge.sandbox import publish
+from forge_core import offer_rules
 from forge_core.admission import Admission
 from forge_core.ready import Ready, RecordKind
 from forge_core.wire.codes import CleanupTrigger, RemovalOutcome
@@ -49,6 +50,11 @@ def _overwrite() -> Any:
     return mock.patch.object(publish, "before_push", return_value=None)
 
 
+def _ignore_expiry() -> Any:
+    """A permission to run on the host counts, whatever it says."""
+    return mock.patch.object(offer_rules, "refuse_fallback", return_value=None)
+
+
 def _free_subnets_early() -> Any:
     """The subnets of a dispatch are anybody's while its networks are being removed."""
     honest = start.tear_down
@@ -64,6 +70,7 @@ MUTATIONS: Final[dict[str, Callable[[], Any]]] = {
     "drop-record": _drop_record,
     "free-early": _free_early,
     "free-subnets-early": _free_subnets_early,
+    "ignore-expiry": _ignore_expiry,
     "overwrite": _overwrite,
     "skip-fence": _skip_fence,
 }

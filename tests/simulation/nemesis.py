@@ -58,6 +58,7 @@ class Nemesis:
             "forget": self._forget,
             "start unasked": self._start_unasked,
             "drain": self._drain,
+            "switch the fallback": self._switch_fallback,
             "reap": self._reap,
         }
         self.kinds = {name: do for name, do in every.items() if self._rng.random() < 0.4}
@@ -109,6 +110,7 @@ class Nemesis:
         loop, simulation = self._simulation.world.loop, self._simulation
         life = simulation.host.life
         processes = [ENGINE, *(c.process for c in simulation.engine.containers.values())]
+        processes += [p.process for p in simulation.machine.processes.values()]
         processes += [] if life is None else [life.process]
         for process in processes:
             loop.freeze(process)
@@ -209,6 +211,10 @@ class Nemesis:
         hub = self._simulation.hub
         hub.drain(True)
         self._for_a_while(60.0, lambda: hub.drain(False))
+
+    def _switch_fallback(self) -> None:
+        hub = self._simulation.hub
+        hub.allow_host(not hub.settings["hostFallbackEnabled"])
 
     def _reap(self) -> None:
         hub = self._simulation.hub

@@ -85,6 +85,22 @@ CALL_POINTS: Final[Names] = {
 }
 
 
+def _on_host(request: str) -> Callable[..., str]:
+    return lambda name, *_: f"{request} {'-'.join(name.split('-')[1:3])}"
+
+
+HOST_POINTS: Final[Names] = {
+    name: _on_host(name)
+    for name in (
+        "create_volume",
+        "unpack",
+        "create_container",
+        "remove_container",
+        "remove_volume",
+    )
+}
+
+
 def engine_point(request: str, name: str) -> str:
     """A request to the engine, with the role of what it is about."""
     role = name.split("-")[1] if name.startswith("forge-") else ""

@@ -5,6 +5,7 @@ No doctor runs here: the runner is fit from the start.
 
 from __future__ import annotations
 
+import random  # noqa: TID251 - an argument's type; the instances are seeded
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Network
@@ -27,8 +28,8 @@ POOLS: Final = tuple(IPv4Network(f"10.210.0.0/{prefix}") for prefix in (24, 25, 
 
 
 @cache
-def settings(pool: IPv4Network) -> BridgeSettings:
-    """Of a runner that takes its subnets from there."""
+def settings(pool: IPv4Network, allows_host: bool) -> BridgeSettings:
+    """Of a runner that takes its subnets from there, and lets attempts run on the host or not."""
     return default_bridge_service_config(
         server_url="http://127.0.0.1:1",
         trust_domain_id="domain",
@@ -39,6 +40,7 @@ def settings(pool: IPv4Network) -> BridgeSettings:
         max_concurrent_sandboxes=SLOTS,
         stop_deadline_seconds=60,
         sandbox_subnet_pool=pool,
+        allow_host_execution=allows_host,
     )
 
 
@@ -50,7 +52,7 @@ SANDBOX: Final = SandboxSettings(
     push_ms=60_000,
 )
 CAPABILITIES: Final = Capabilities(
-    runtimes=(Runtime.DOCKER,),
+    runtimes=(Runtime.DOCKER, Runtime.HOST),
     quota_supported=False,
     dedicated_disk=False,
     sandbox_required=SandboxReadiness(ready=False, blockers=("quota",)),
@@ -60,7 +62,7 @@ CAPABILITIES: Final = Capabilities(
     image_policy_enforced=False,
     signature_verification=False,
     tooling_image=f"tooling@{IMAGE}",
-    resource_capacity=settings(POOLS[0]).resource_capacity,
+    resource_capacity=settings(POOLS[0], allows_host=False).resource_capacity,
 )
 
 
@@ -70,20 +72,33 @@ class Setup:
 
     :param pool: of subnets.
     :param egress: the proxy that the preflight has tried.
+    :param allows_host: whether the operator does.
+    :param has_engine: whether the preflight found one that is fit for attempts.
     """
 
     pool: IPv4Network
     egress: EgressTrial
+    allows_host: bool
+    has_engine: bool
 
     @classmethod
-    def of(cls, pool: IPv4Network, login: str) -> Setup:
+    def of(cls, rng: random.Random, login: str) -> Setup:
         """``login`` is that of an upstream proxy; a secret."""
-        return cls(pool, simulated_trial(pool, login))
+        pool, allows_host = rng.choice(POOLS), rng.random() < 0.5
+        has_engine = not allows_host or rng.random() < 0.5
+        return cls(pool, simulated_trial(pool, login), allows_host, has_engine)
 
     @property
     def settings(self) -> BridgeSettings:
         """The operator's."""
-        return settings(self.pool)
+        return settings(self.pool, self.allows_host)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it offers."""
+        if self.has_engine:
+            return CAPABILITIES
+        return CAPABILITIES.model_copy(update={"runtimes": (Runtime.HOST,)})
 
     def show(self, runner: Runner) -> None:
         """What a preflight would have shown."""

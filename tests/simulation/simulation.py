@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import structlog
 
+from forge_bridge.host.place import AGENT as HOST_AGENT
 from forge_core.labels import Owner
 from forge_core.ports import EngineResource
 from forge_core.subnet_pool import SUBNET_PREFIX
@@ -24,18 +25,22 @@ from .egress import EGRESS_PROGRAMS, PROXY_IMAGE
 from .engine import Container, Program, SimulatedEngine, Thing
 from .faults import Faults
 from .git import SimulatedGit
+from .host import HostProcess, Machine
 from .hub import SimulatedHub
 from .loop import NothingLeftError, virtual_loop
 from .nemesis import Nemesis
 from .network import Network
 from .remote import SimulatedRemote
 from .services import SERVICE_ROLES, SERVICES, TOOLING_PROGRAMS, ServicePid1
-from .setup import IMAGE, POOLS, THIS_RUNNER, Setup
-from .work import COMMIT, Dispatch, planned
+from .setup import IMAGE, THIS_RUNNER, Setup
+from .work import COMMIT, Dispatch, planned, use_host
 from .world import World
 
 BESIDE: Final = {**EGRESS_PROGRAMS, **TOOLING_PROGRAMS}
 IMAGES: Final = frozenset({IMAGE, PROXY_IMAGE, *(s.image_id for s in SERVICES.values())})
+HOST_SHARE: Final = {False: 0.15, True: 0.6}
+"""Of the attempts may run on the host, if its operator says so, too."""
+
 MAX_STEPS: Final = 2_000_000
 TROUBLE_S: Final = 240.0
 """How long things go wrong."""
@@ -85,9 +90,10 @@ class Simulation:
         self.git = SimulatedGit(world, self.faults, self.remote)
         self.git.on_push = self.checkers.before_push
         self.engine = SimulatedEngine(world, self.faults, self.checkers, self._program, IMAGES)
+        self.machine = Machine(world, self.faults, self.checkers, self._host_program)
         walls = world.rng("setup")
         login = self.checkers.secret(f"canary-{walls.getrandbits(96):x}")
-        self.setup = Setup.of(walls.choice(POOLS), login)
+        self.setup = Setup.of(walls, login)
         self.foreign = tuple(self._foreign())
         self.host = BridgeHost(
             world,
@@ -96,6 +102,7 @@ class Simulation:
             self.git,
             self.network,
             self.setup,
+            self.machine,
             self.checkers.before_effect,
             self.checkers.before_send,
         )
@@ -146,7 +153,10 @@ class Simulation:
 
     def _plan_work(self) -> None:
         rng, walls = self.world.rng("work"), self.world.rng("walls")
+        self.hub.settings["hostFallbackEnabled"] = walls.random() < 0.8
         for attempt in planned(rng, walls):
+            if walls.random() < HOST_SHARE[self.setup.allows_host]:
+                use_host(attempt, walls)
             self.hub.attempts.append(attempt)
             if (at := rng.choice((None, None, COMMIT, COMMIT, "a" * 40))) is not None:
                 self.remote.branches[attempt.branch] = at
@@ -161,6 +171,11 @@ class Simulation:
         if (program := BESIDE.get(container.role)) is not None:
             return program(self.world, self.faults, container)
         return None
+
+    def _host_program(self, process: HostProcess) -> Program:
+        if process.role == HOST_AGENT:
+            return Pid1(self.world, self.faults, process, self.checkers)
+        return Helper(self.world, self.faults, process)
 
     def _foreign(self) -> Iterator[EngineResource]:
         """What is in the engine besides: of another runner, and ours only by its labels."""

@@ -1,6 +1,7 @@
 """The invariants of what surrounds an agent; told by :class:`.checkers.Checkers`.
 
 ``subnet``    no subnet is given twice, nor before the network in it was observed gone
+``host``      nothing runs on the host but by policy or permission, and with its operator's leave
 ``service``   an agent does not go on without its services
 """
 
@@ -11,8 +12,11 @@ from ipaddress import IPv4Network
 from typing import TYPE_CHECKING, Any, Final
 
 from forge_bridge.flows.reap import PASS_INTERVAL_MS
+from forge_bridge.host.place import AGENT
+from forge_bridge.runner import Runner
 from forge_core.admission import Key
-from forge_core.labels import ATTEMPT_ID, FENCE, INSTANCE_ID
+from forge_core.labels import ATTEMPT_ID, FENCE, INSTANCE_ID, ROLE
+from forge_core.wire.codes import Runtime
 
 from .containers import Hostility
 from .engine import Thing
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
     from .bridge import Life
     from .checkers import Checkers
     from .services import ServicePid1
+
+TICK_MS: Final = 1_000
+SLOW_DISK_MS: Final = 30_000
+"""For what waits behind a few records of the same dispatch."""
 
 SLACK_MS: Final = 1_500
 """For the way from the bridge to PID 1, and for what a killed process takes to end."""
@@ -36,6 +44,8 @@ class WallCheckers:
         self._world = checkers.world
         self._instance_id = ""
         self._freed: set[Key] = set()
+        self._allowed_ms: dict[Key, int] = {}
+        self._frozen_ms = 0
         self._died: dict[Key, tuple[str, int]] = {}
 
     def freed(self, key: Key) -> None:
@@ -53,6 +63,44 @@ class WallCheckers:
             if known and wanted is not None and there is not None and there.overlaps(wanted):
                 self._world.violate("subnet", f"{name} is to be where {network.resource.name} is")
 
+    def admits_to_host(self, runner: Runner, key: Key) -> None:
+        """Only where the operator allows it, and somebody has chosen it for now."""
+        self._world.require(self._may_use_host(runner, key), "host", f"{key} is admitted to it")
+
+    def starts_on_host(self, life: Life, labels: Mapping[str, str]) -> None:
+        """Likewise, but for what the record of the intent took."""
+        key = (labels[ATTEMPT_ID], int(labels[FENCE]))
+        if life.runner is None or labels[ROLE] != AGENT:
+            return
+        faults = self._checkers.simulation.faults
+        since_ms = max(self._allowed_ms.get(key, 0), self._frozen_ms)
+        lately = self._world.now_ms - since_ms <= (SLOW_DISK_MS if faults.disk_slow else TICK_MS)
+        may = lately or self._may_use_host(life.runner, key)
+        self._world.require(may, "host", f"{key} starts on it")
+
+    def _may_use_host(self, runner: Runner, key: Key) -> bool:
+        simulation = self._checkers.simulation
+        attempt = simulation.hub.dispatches[key].attempt
+        if not simulation.host.setup.allows_host:
+            return False
+        if attempt.runs_on == "host":
+            return True
+        until_s = attempt.host_until_s
+        enabled = runner.hub_settings.host_fallback_enabled
+        wall_s = self._world.now_s + self._world.wall_offset_s
+        return enabled and until_s is not None and wall_s < until_s
+
+    def _look_at_host(self, now_ms: int) -> None:
+        life = self._checkers.simulation.host.life
+        if life is None or life.runner is None:
+            return
+        if self._world.loop.is_frozen(life.process):
+            self._frozen_ms = now_ms
+        for key, reservation in life.runner.admission.reservations.items():
+            on_host = reservation.runtime is Runtime.HOST
+            if on_host and reservation.offer_id and self._may_use_host(life.runner, key):
+                self._allowed_ms[key] = now_ms
+
     def service_died(self, service: ServicePid1) -> None:
         """By itself, so that its attempt has a reason to end."""
         life = self._checkers.simulation.host.life
@@ -63,6 +111,7 @@ class WallCheckers:
         """What time alone can break."""
         self._check_subnets()
         self._check_forsaken(now_ms)
+        self._look_at_host(now_ms)
 
     def _check_forsaken(self, now_ms: int) -> None:
         """An agent does not go on without its services."""

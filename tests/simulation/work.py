@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random  # noqa: TID251 - an argument's type; the instances are seeded
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Final
 
 from .containers import AgentPlan
 from .egress import DOMAINS
+from .world import EPOCH
 
 Key = tuple[str, int]
 
@@ -29,6 +31,8 @@ class Attempt:
     publishes: bool
     policy: str = "none"
     services: tuple[str, ...] = ()
+    runs_on: str = "sandbox_preferred"
+    host_until_s: float | None = None
     fence: int = 0
     starts: int = 0
     next_offer_s: float = 0.0
@@ -109,7 +113,8 @@ def offer_of(attempt: Attempt, offer_id: str, instance_id: str, expires_ms: int)
         "sessionId": "session",
         "projectId": "project",
         "trustDomainId": "domain",
-        "policy": "sandbox_preferred",
+        "policy": attempt.runs_on,
+        **_permission(attempt),
         "resources": {"slots": 1, "memoryBytes": memory_bytes, "cpuMillis": 1000, "pids": pids},
         "repository": "sample",
         "expiresInMs": expires_ms,
@@ -148,6 +153,22 @@ def start_of(dispatch: Dispatch, key: str) -> dict[str, Any]:
         },
         "secretGrants": [f"grant-{attempt.id}-{dispatch.fence}"] if attempt.has_secret else [],
     }
+
+
+def use_host(attempt: Attempt, rng: random.Random) -> None:
+    """By policy, or for a while, where no sandbox can be had."""
+    attempt.services, soon_s = (), rng.uniform(0, 240)
+    if rng.random() < 0.4:
+        attempt.runs_on = "host"
+    else:
+        attempt.host_until_s = rng.choice((-10.0, soon_s, soon_s, 86_400.0))
+
+
+def _permission(attempt: Attempt) -> dict[str, Any]:
+    if attempt.host_until_s is None:
+        return {}
+    until = (EPOCH + timedelta(seconds=attempt.host_until_s)).isoformat(timespec="milliseconds")
+    return {"hostFallback": {"reason": "a new engine", "expiresAt": until}}
 
 
 def _mode(attempt: Attempt) -> str:
