@@ -81,6 +81,27 @@ async def test_memory_stays_flat_whatever_the_size(door: DockerEngine, container
         assert await attachment.receive() == (1, f"{BIG_BYTES}\n".encode())
 
 
+async def test_the_container_is_free_until_there_is_something_to_unpack(
+    door: DockerEngine, container: str
+) -> None:
+    """The engine holds it from the request to the last byte: it would not even start it."""
+    may_come = anyio.Event()
+
+    async def late() -> AsyncIterator[bytes]:
+        await may_come.wait()
+        async for piece in big_archive(MIB):
+            yield piece
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(door.put_archive, container, WORKSPACE_VOLUME, late())
+            await anyio.wait_all_tasks_blocked()
+            await door.start_container(container)
+            assert await door.inspect_container(container)
+            may_come.set()
+    assert await door.path_kind(container, f"{WORKSPACE_VOLUME}/big") == "other"
+
+
 async def test_a_refusal_is_heard_while_an_endless_archive_is_sent(
     door: DockerEngine, container: str
 ) -> None:
