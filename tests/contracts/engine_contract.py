@@ -338,9 +338,11 @@ class EngineContract:
         spec = replace(subject.spec("sleep 600"), network=subject.owner.name(role))
         container = await subject.create(spec)
         await engine.start_container(container)
+        assert list(await engine.network_endpoints(network)) == [spec.name]
         with pytest.raises(EngineConflict):
             await engine.remove_network(network)
-        await engine.disconnect_network(network, container)
+        await engine.disconnect_network(network, spec.name)
+        assert list(await engine.network_endpoints(network)) == []
         await engine.remove_network(network)
 
     @pytest.mark.requirement("B-19")
