@@ -108,6 +108,10 @@ class Checkers:
         if not _is_of_runner(resource.labels):
             self._removed[resource.name] = _key_of(resource)
 
+    def ledgers_forgotten(self) -> None:
+        """Of what was removed before, nobody can tell any more."""
+        self._removed.clear()
+
     def agent_started(self, agent: Pid1, init: real.Init) -> None:
         """PID 1 has believed its ``init``."""
         run = (*agent.key, agent.container.role)

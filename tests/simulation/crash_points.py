@@ -138,6 +138,7 @@ def _run(
                 simulation.host.kill(power_cut=power_cut)
                 if forgets and life == 1:
                     simulation.disk.forget_ledgers()
+                    simulation.checkers.ledgers_forgotten()
 
         simulation.host.on_point = come_by
 
