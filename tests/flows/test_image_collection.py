@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from image_doubles import ScriptedBuilder
 from memory_engine import MemoryEngine
 
 from forge_bridge.flows import disk as disk_flow
-from forge_core.errors import EngineConflict, EngineUnreachable
+from forge_bridge.state_root.evidence import EvidenceStore
+from forge_core.errors import DiskUnusable, EngineConflict, EngineUnreachable
 from forge_core.image_names import ImageIdentity
 from forge_core.image_ports import Evidence
 from forge_core.image_retention import MAX_EVIDENCE_BYTES, CachedImage
@@ -299,6 +300,36 @@ async def test_evidence_that_has_no_record_yet_stays_while_another_build_ends(
             assert path.exists()
         await records.prune(NOW_MS)
         assert not path.exists()
+
+
+@pytest.mark.requirement("B-28", "B-91")
+async def test_what_goes_spares_a_build_that_begins_meanwhile_and_outlasts_what_resists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MemoryEngine()
+    builder = ScriptedBuilder(engine)
+    async with memory_bridge(
+        tmp_path, engine=engine, builder=builder, sandbox_audit_retention_count=0
+    ) as bridge:
+        records = bridge.service.images.pipeline.records
+        resists, goes, begins = (f"{number:064x}" for number in range(1, 4))
+        directory = bridge.state_root / "attestations"
+        for age, key in enumerate((begins, goes, resists)):
+            await records.attestations.put_set(key, (Evidence("sbom.spdx.json", b"{}"),))
+            os.utime(directory / key, ns=(0, (NOW_MS - age * DAY_MS) * 1_000_000))
+        remove = EvidenceStore.remove
+
+        with ExitStack() as builds:
+
+            async def removed(store: EvidenceStore, image_key: str) -> None:
+                if image_key == resists:
+                    builds.enter_context(records.in_work(begins))
+                    raise DiskUnusable("cannot remove it")
+                await remove(store, image_key)
+
+            monkeypatch.setattr(EvidenceStore, "remove", removed)
+            await records.prune(NOW_MS)
+        assert {path.name for path in directory.iterdir()} == {resists, begins}
 
 
 @pytest.mark.requirement("B-28", "B-91")

@@ -84,23 +84,39 @@ class ImageRecords:
         :param now_ms: wall clock.
         """
         try:
-            by_key: dict[str, KeptEvidence] = {}
-            for store in (self.build_logs, self.attestations):
-                for kept in await store.kept():
-                    other = by_key.get(kept.image_key, KeptEvidence(kept.image_key, 0, 0))
-                    by_key[kept.image_key] = KeptEvidence(
-                        kept.image_key,
-                        max(kept.written_at_ms, other.written_at_ms),
-                        kept.size_bytes + other.size_bytes,
-                    )
             doomed = expendable_evidence(
-                by_key.values(),
-                protected=self.index.images.keys() | self._in_work,
+                await self._kept(),
+                protected=self._protected(),
                 retention=self.retention,
                 now_ms=now_ms,
             )
-            for evidence in doomed:
-                await self.build_logs.remove(evidence.image_key)
-                await self.attestations.remove(evidence.image_key)
         except ForgeError as error:
-            logger.error("cannot prune the evidence of images", error=str(error))
+            logger.error("cannot list the evidence of images", error=str(error))
+            return
+        for evidence in doomed:
+            # A build may have begun while the others went.
+            if evidence.image_key not in self._protected():
+                await self._let_go(evidence.image_key)
+
+    def _protected(self) -> frozenset[str]:
+        return frozenset(self.index.images.keys() | self._in_work)
+
+    async def _kept(self) -> tuple[KeptEvidence, ...]:
+        """What both stores have of each key, as one."""
+        by_key: dict[str, KeptEvidence] = {}
+        for store in (self.build_logs, self.attestations):
+            for kept in await store.kept():
+                other = by_key.get(kept.image_key, KeptEvidence(kept.image_key, 0, 0))
+                by_key[kept.image_key] = KeptEvidence(
+                    kept.image_key,
+                    max(kept.written_at_ms, other.written_at_ms),
+                    kept.size_bytes + other.size_bytes,
+                )
+        return tuple(by_key.values())
+
+    async def _let_go(self, image_key: str) -> None:
+        for store in (self.build_logs, self.attestations):
+            try:
+                await store.remove(image_key)
+            except ForgeError as error:
+                logger.error("cannot let go of the evidence of an image", error=str(error))
