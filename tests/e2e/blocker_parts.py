@@ -46,7 +46,7 @@ TOOLS: Final = frozenset({Blocker.IMAGE_POLICY, Blocker.SIGNATURES})
 PROVEN: Final = TOOLS | {Blocker.EGRESS, Blocker.BUILDER}
 """What is shown by trying a tool, a proxy or a builder."""
 
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 60.0
 
 Door = Callable[[DockerEngine], Any]
 
