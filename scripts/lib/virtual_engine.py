@@ -23,7 +23,7 @@ from lib.remains import clear, remove_tree
 
 TOOLS = ("qemu-system-x86", "socat")
 ACCELERATOR = os.environ.get("FORGE_TESTBED_ACCELERATOR") or "tcg"
-MEMORY_MIB, CPUS = 2560, 1
+MEMORY_MIB, CPUS = 2560, 2
 API_PORT = 2376
 BOOT_TIMEOUT_S = 600.0
 ANSWER_TIMEOUT_S = 60.0  # emulated, and busy
