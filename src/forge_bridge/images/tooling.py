@@ -46,7 +46,7 @@ MAX_COMPLAINT_BYTES: Final = 4096
 MEMORY_BYTES: Final = 256 * 2**20
 CPU_MILLIS: Final = 2000
 PIDS: Final = 16
-MAKE_S: Final = 120.0
+MAKE_S: Final = 300.0
 REMOVE_S: Final = 30.0
 EXIT_MS: Final = 10_000
 
