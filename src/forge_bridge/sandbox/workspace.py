@@ -55,9 +55,9 @@ async def fill_workspace(context: StageContext) -> None:
         directory=WORKSPACE.removeprefix(f"{WORKSPACE_VOLUME}/"),
     )
     async with aclosing(archive):
-        if custom_ca is not None and context.network is not None:
-            await _unpack(context, ca_archive(custom_ca))
         await _unpack(context, archive)
+    if custom_ca is not None and context.network is not None:
+        await _unpack(context, ca_archive(custom_ca))
 
 
 async def _unpack(context: StageContext, archive: AsyncIterable[bytes]) -> None:
