@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from forge_core.errors import RefusedError
-from forge_core.ignore_patterns import Automaton, Pattern, PatternError, clean, parse_pattern
+from forge_core.ignore_patterns import (
+    Automaton,
+    OneOf,
+    Pattern,
+    PatternError,
+    clean,
+    parse_pattern,
+)
 from forge_core.tree_rules import printable
 
 IGNORE_PATHS: Final = (".forge/Dockerfile.dockerignore", ".dockerignore")
@@ -25,6 +32,8 @@ MAX_BYTES: Final = 64 << 10
 MAX_PATTERNS: Final = 1_000
 MAX_STATES: Final = 16_384
 """Characters of all patterns together."""
+MAX_MEMBERS: Final = 1_024
+"""Of all different sets in brackets: each is asked about every character that is new."""
 _MAX_DIRECTORIES_KEPT: Final = 4_096
 
 _BOM: Final = "\ufeff"
@@ -64,6 +73,9 @@ class Ignore:
         patterns = list(_read(data, name))
         if len(patterns) > MAX_PATTERNS or sum(len(p.tokens) for p in patterns) > MAX_STATES:
             raise _refused(name, f"has over {MAX_PATTERNS} patterns or {MAX_STATES} characters")
+        sets = {token for p in patterns for token in p.tokens if isinstance(token, OneOf)}
+        if sum(len(one.members) for one in sets if not one.is_single) > MAX_MEMBERS:
+            raise _refused(name, f"has over {MAX_MEMBERS} characters in sets such as [a-z]")
         exceptions = sum(1 << number for number, p in enumerate(patterns) if p.is_exception)
         return cls(exceptions, Automaton(patterns))
 

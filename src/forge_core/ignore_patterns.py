@@ -10,7 +10,7 @@ Source: moby/patternmatcher, Pattern.compile; Go, path/filepath (Clean, Match).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -39,6 +39,11 @@ class OneOf:
 
     members: tuple[tuple[str, str], ...]
     is_negated: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is only one character that it takes."""
+        return not self.is_negated and len(self.members) == 1 and len(set(self.members[0])) == 1
 
     def takes(self, character: str) -> bool:
         return any(low <= character <= high for low, high in self.members) != self.is_negated
@@ -82,7 +87,7 @@ def parse_pattern(text: str, *, is_exception: bool) -> Pattern:
     """
     if not text or "\0" in text or "\ufeff" in text:
         raise PatternError("is empty, or has a character that no path has")
-    tokens = tuple(_tokens(text))
+    tokens = tuple(_without_repeats(_tokens(text)))
     if text.startswith("**"):
         plain = not any(special in text[2:] for special in _SPECIAL + "]")
         if plain and not text.startswith("**/"):  # compared from its end: **.log is *.log anywhere
@@ -92,6 +97,15 @@ def parse_pattern(text: str, *, is_exception: bool) -> Pattern:
     if not plain and "^" in _SET.sub("", text):
         raise PatternError("has a caret beside wildcards, where builders do not take it as it is")
     return Pattern(tokens, is_exception, plain)
+
+
+def _without_repeats(tokens: Iterable[Token]) -> Iterator[Token]:
+    """Two equal gaps in a row are one; a thousand would be passed one by one at every step."""
+    before: Token | None = None
+    for token in tokens:
+        if not (isinstance(token, Gap) and token is before):
+            yield token
+        before = token
 
 
 def _tokens(text: str) -> Iterator[Token]:
@@ -138,7 +152,7 @@ class _Masks:
     """The states (bits) in which a token waits, by what it waits for."""
 
     single: dict[str, int] = field(default_factory=dict)
-    sets: list[tuple[int, OneOf]] = field(default_factory=list)
+    sets: dict[OneOf, int] = field(default_factory=dict)
     stars: int = 0
     anything: int = 0
     directories: int = 0
@@ -206,10 +220,10 @@ class Automaton:
                 masks.directories |= bit
                 masks.inside |= bit << 1
                 return at + 2
-            case OneOf(members=((low, high),), is_negated=False) if low == high:
-                masks.single[low] = masks.single.get(low, 0) | bit
+            case OneOf(members=((single, _), *_), is_single=True):
+                masks.single[single] = masks.single.get(single, 0) | bit
             case OneOf():
-                masks.sets.append((bit, token))
+                masks.sets[token] = masks.sets.get(token, 0) | bit
         return at + 1
 
     def _skip(self, states: int) -> int:
@@ -227,8 +241,8 @@ class Automaton:
         known = self._kept.get(character)
         if known is None:
             known = self._masks.single.get(character, 0)
-            for bit, members in self._masks.sets:
-                known |= bit * members.takes(character)
+            for members, bits in self._masks.sets.items():
+                known |= bits * members.takes(character)
             if len(self._kept) < _MAX_KEPT_CHARACTERS:
                 self._kept[character] = known
         return known

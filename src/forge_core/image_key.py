@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from forge_core.dockerignore import Ignore
 from forge_core.image_ports import BuildLimits
 
 RECIPE: Final = 1
@@ -65,19 +65,20 @@ def image_key(inputs: ImageInputs) -> str:
     )
 
 
-def context_id(listing: bytes, ignore: Ignore) -> str:
+def context_id(listing: bytes, excludes: Callable[[str], bool]) -> str:
     """What a build may see of a commit, as one digest.
 
     Mode, blob and path of every file that is sent, and the path of every directory; what
     ``.dockerignore`` leaves out changes nothing, so that a change of it does not build anew.
 
     :param listing: ``git ls-tree -r -t -z`` of the commit.
+    :param excludes: :meth:`forge_core.dockerignore.Ignore.excludes`; asked once a path.
     """
     entries = []
     for entry in listing.split(b"\0"):
         head, _, name = entry.partition(b"\t")
         path = name.decode("utf-8", "surrogateescape")
-        if path and not ignore.excludes(path):
+        if path and not excludes(path):
             # The id of a directory is that of all that is in it, left out or not.
             kind = _TREE if head.startswith(_TREE) else head
             entries.append(f"{kind.decode()}\t{path}")

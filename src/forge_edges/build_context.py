@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio.to_thread
+from anyio import from_thread
 
 from forge_core.contract import DOCKERFILE_PATH
 from forge_core.dockerignore import Ignore
@@ -53,9 +54,10 @@ async def build_context(
 
 
 def _sent(entries: Sequence[TreeEntry], ignore: Ignore) -> list[TreeEntry]:
-    """What is not left out, and the directories that it lies in."""
+    """What is not left out, and the directories that it lies in; in a worker thread."""
     kept = {DOCKERFILE_PATH.encode()}
     for entry in entries:
+        from_thread.check_cancelled()
         if not ignore.excludes(entry.path.decode("utf-8", "surrogateescape")):
             kept.add(entry.path)
     needed = {p for e in entries if e.mode != MODE_TREE and e.path in kept for p in parents(e.path)}

@@ -97,6 +97,10 @@ def test_what_the_rules_leave_out(rules: str, excluded: list[str], included: lis
         (b"a" * (MAX_BYTES + 1), "65536 are allowed"),
         (b"a\n" * (MAX_PATTERNS + 1), "over 1000 patterns"),
         (b"a" * (MAX_STATES + 1), "or 16384 characters"),
+        (
+            "".join(f"[{chr(n)}z]" for n in range(0x4E00, 0x5001)).encode(),
+            "over 1024 characters in",
+        ),
     ],
 )
 def test_what_is_no_rule_is_refused_with_its_line(rules: bytes, why: str) -> None:
@@ -188,20 +192,39 @@ def _expression(pattern: str) -> str:
 )
 def test_no_pattern_makes_a_long_path_dear(rules: str) -> None:
     def steps(length: int) -> int:
-        ignore = Ignore.parse(rules.encode())
-        counted = 0
-
-        def count(*_: object) -> object:
-            nonlocal counted
-            counted += 1
-            return count
-
-        before = sys.gettrace()
-        sys.settrace(count)
-        try:
-            ignore.excludes("a" * length + "/" + "a/" * length + "a")
-        finally:
-            sys.settrace(before)
-        return counted
+        return _steps(rules, "a" * length + "/" + "a/" * length + "a")
 
     assert steps(400) < 5 * steps(100)
+
+
+def test_gaps_in_a_row_are_passed_at_once() -> None:
+    assert _steps("*a" + "**/" * 5_000 + "b", "a" * 100) < 2 * _steps("*a**/b", "a" * 100)
+    ignore = Ignore.parse(b"*a**/**/**b\n**/**/**c")
+    judged = {path: ignore.excludes(path) for path in ("xab", "xa/y/b", "y/z/c", "ac", "xb", "b")}
+    assert [path for path, excluded in judged.items() if excluded] == ["xab", "xa/y/b", "y/z/c"]
+
+
+def test_a_set_that_comes_again_is_asked_once() -> None:
+    def ask(rules: str) -> int:
+        return _steps(rules, "".join(map(chr, range(0x4E00, 0x4E40))))
+
+    assert ask("[ab]?" * 500) < 2 * ask("[ab]?")
+
+
+def _steps(rules: str, path: str) -> int:
+    """How many lines of Python it takes to judge the path."""
+    ignore = Ignore.parse(rules.encode())
+    counted = 0
+
+    def count(*_: object) -> object:
+        nonlocal counted
+        counted += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        ignore.excludes(path)
+    finally:
+        sys.settrace(before)
+    return counted

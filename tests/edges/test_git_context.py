@@ -6,14 +6,22 @@ import io
 import os
 import shutil
 import tarfile
+import threading
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
+from anyio import from_thread
 from git_parts import Project, git, make_clone, make_project, on_disk, word
 from hostile_bundles import FILE, GITLINK, LINK, TREE, Forge
 
+from forge_bridge.images import recipe
+from forge_bridge.images.recipe import Approved
+from forge_core.contract import Contract
+from forge_core.dockerfile import DockerfileAnalysis
 from forge_core.dockerignore import Ignore
 from forge_core.errors import RefusedError
 from forge_edges.git_input import ensure_commit
@@ -296,6 +304,39 @@ async def test_a_context_that_is_not_read_to_its_end_leaves_nothing(tmp_path: Pa
     async with aclosing(chunks):
         assert len(await anext(aiter(chunks))) < MIB
     assert on_disk(tmp_path / "r") == before
+
+
+async def test_no_thread_goes_on_judging_paths_for_an_attempt_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = await with_dockerfile(tmp_path)
+    stores = stores_of(project)
+    contract = Contract.model_validate({"version": 1, "image": {"dockerfile": DOCKERFILE}})
+    approved = Approved("project", project.commit, contract, b"")
+    monkeypatch.setattr(recipe, "analyse_dockerfile", lambda _: DockerfileAnalysis(()))
+    for work in partial(context, project, "*x"), partial(recipe.recipe_of, stores, approved):
+        asked: list[str] = []
+        begun, ended = anyio.Event(), threading.Event()
+
+        def excludes(
+            _: Ignore,
+            path: str,
+            asked: list[str] = asked,
+            begun: anyio.Event = begun,
+            ended: threading.Event = ended,
+        ) -> bool:
+            asked.append(path)
+            from_thread.run_sync(begun.set)
+            assert ended.wait(30)
+            return False
+
+        monkeypatch.setattr(Ignore, "excludes", excludes)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work)
+            await begun.wait()
+            tasks.cancel_scope.cancel()
+            ended.set()
+        assert len(asked) == 1
 
 
 async def test_a_tree_that_leaves_its_directory_is_no_context(tmp_path: Path) -> None:

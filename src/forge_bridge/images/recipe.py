@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 import anyio.to_thread
+from anyio import from_thread
 
 from forge_core.contract import (
     CONTRACT_PATH,
@@ -21,7 +22,7 @@ from forge_core.contract import (
     read_contract,
 )
 from forge_core.dockerfile import analyse_dockerfile
-from forge_core.dockerignore import IGNORE_PATHS, first_ignore
+from forge_core.dockerignore import IGNORE_PATHS, Ignore, first_ignore
 from forge_core.dockerignore import MAX_BYTES as MAX_IGNORE_BYTES
 from forge_core.errors import RefusedError
 from forge_core.image_key import context_id
@@ -115,11 +116,21 @@ async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
         sent = await git.tree_id(repository, commit)
     else:
         listing = await git.tree_listing(repository, commit)
-        sent = await anyio.to_thread.run_sync(context_id, listing, ignore)
+        sent = await anyio.to_thread.run_sync(_context_id, listing, ignore)
     context = partial(
         git.build_context, repository, commit, ignore=ignore, max_bytes=MAX_CONTEXT_BYTES
     )
     return Recipe(approved, dockerfile, analysis.external, sent, context)
+
+
+def _context_id(listing: bytes, ignore: Ignore) -> str:
+    """In a worker thread, which an attempt that ends does not wait for."""
+
+    def excludes(path: str) -> bool:
+        from_thread.check_cancelled()
+        return ignore.excludes(path)
+
+    return context_id(listing, excludes)
 
 
 def _without_context(approved: Approved, dockerfile: bytes, sources: tuple[str, ...]) -> Recipe:
