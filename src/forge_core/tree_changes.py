@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from forge_core.errors import RefusedError
 from forge_core.tree_rules import (
+    MAX_TREE_ENTRIES,
     MODE_EXECUTABLE,
     MODE_FILE,
     MODE_GITLINK,
@@ -23,6 +24,7 @@ from forge_core.tree_rules import (
     added_symlink_violation,
     escaping_symlinks,
     folded_symlink_violation,
+    need_few_entries,
     portability_violation,
     structure_violation,
 )
@@ -55,8 +57,10 @@ class Change:
 def parse_changes(raw: bytes) -> list[Change]:
     """Changes of ``git diff-tree -r -t -z --raw --no-renames --no-abbrev`` output.
 
-    :raises RefusedError: it is not of that form (``code="malformed"``).
+    :raises RefusedError: it is not of that form (``code="malformed"``), or there are more than
+        :data:`forge_core.tree_rules.MAX_TREE_ENTRIES` (``code="too_many_entries"``).
     """
+    need_few_entries(raw, 2 * MAX_TREE_ENTRIES)
     fields = raw.split(b"\0")[:-1]
     changes = []
     for head, path in zip(fields[::2], fields[1::2], strict=True):

@@ -79,11 +79,27 @@ def object_format(commit: str) -> str:
     return "sha1" if len(commit) == 40 else "sha256"
 
 
-def parse_listing(listing: bytes) -> list[TreeEntry]:
+MAX_TREE_ENTRIES = 1_000_000
+"""Of any tree that is looked at.  Trees that hold one another, or one tree many times over, list as
+millions of paths though they are a few hundred objects."""
+
+
+def need_few_entries(listing: bytes, most: int = MAX_TREE_ENTRIES) -> None:
+    """Refuse a listing with ``-z`` before anything is made of its entries.
+
+    :raises RefusedError: ``code="too_many_entries"``.
+    """
+    if (count := listing.count(b"\0")) > most:
+        raise RefusedError(f"{count} entries, {most} are allowed", code="too_many_entries")
+
+
+def parse_listing(listing: bytes, *, max_entries: int = MAX_TREE_ENTRIES) -> list[TreeEntry]:
     """Entries of ``git ls-tree -r -z`` output, with or without ``-l`` (sizes) and ``-t`` (trees).
 
-    :raises RefusedError: a line is not of that form (``code="malformed"``).
+    :raises RefusedError: a line is not of that form (``code="malformed"``), or there are more
+        (``code="too_many_entries"``).
     """
+    need_few_entries(listing, max_entries)
     entries = []
     for line in listing.split(b"\0")[:-1]:
         head, tab, path = line.partition(b"\t")
@@ -138,12 +154,15 @@ def input_violation(entries: Iterable[TreeEntry]) -> Violation | None:
     """The first rule that an input tree breaks, or None.
 
     Symbolic links of an input commit are kept as they are, absolute ones too: they are the
-    project's own, and in the container they lead nowhere but into the container.
+    project's own, and in the container they lead nowhere but into the container.  One that no
+    kernel would make is none: its target is as large as a blob may be.
     """
     kinds: dict[bytes, int] = {}
     for entry in entries:
         if violation := structure_violation(entry.path):
             return violation
+        if entry.mode == MODE_SYMLINK and not 0 < entry.size_bytes <= MAX_SYMLINK_BYTES:
+            return Violation("symlink", entry.path, "has an empty or over-long target")
         if entry.path in kinds:
             return Violation("duplicate", entry.path, "is there twice")
         kinds[entry.path] = entry.mode

@@ -27,6 +27,7 @@ import anyio
 import anyio.to_thread
 
 from forge_core.errors import DiskUnusable, RefusedError
+from forge_core.tree_rules import need_few_entries
 from forge_edges.process import Bounds, Outcome, Process, run, start
 
 GIT = shutil.which("git", path=os.environ.get("PATH", os.defpath)) or "git"
@@ -236,11 +237,18 @@ def remove_leftovers(repositories: Path) -> None:
 
 
 async def tree_listing(store_path: Path, commit: str) -> bytes:
-    """``git ls-tree -r -t -z`` of *commit*: every tree, blob and gitlink below its root."""
-    bounds = Bounds(timeout_ms=60_000, stdout_bytes=256 << 20)
-    return await Repository(store_path, bounds).output(
-        "ls-tree", "-r", "-t", "-z", "--full-tree", commit
-    )
+    """``git ls-tree -r -t -z`` of *commit*: every tree, blob and gitlink below its root.
+
+    :raises RefusedError: ``code="workspace_invalid"``: no such commit, or too many entries.
+    """
+    store = Repository(store_path, Bounds(timeout_ms=60_000, stdout_bytes=256 << 20))
+    try:
+        listing = await store.output("ls-tree", "-r", "-t", "-z", "--full-tree", commit)
+        await anyio.to_thread.run_sync(need_few_entries, listing)
+    except RefusedError as error:
+        why = f"cannot read commit {commit}: {error}"
+        raise RefusedError(why, code="workspace_invalid", field="inputCommit") from error
+    return listing
 
 
 def adopt_pack(finished: Path, store: Path) -> None:

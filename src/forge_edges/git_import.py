@@ -272,6 +272,8 @@ class _named_refusals(AbstractContextManager[None]):  # noqa: N801 - used as a w
                 raise _refused("time", "checking it took too long") from error
             case OutputOverflow():
                 raise _refused("size", "it makes Git say too much") from error
+            case RefusedError(code="too_many_entries"):
+                raise _refused("files", f"its tree has {error}") from error
             case RefusedError(code="git_failed" | "malformed"):
                 raise _refused("objects", str(error)) from error
 

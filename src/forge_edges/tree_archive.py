@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Final
@@ -20,6 +21,7 @@ import anyio.to_thread
 
 from forge_core.errors import RefusedError
 from forge_core.tree_rules import (
+    MAX_TREE_ENTRIES,
     MODE_EXECUTABLE,
     MODE_GITLINK,
     MODE_SYMLINK,
@@ -67,16 +69,20 @@ class Owner:
         return head + content + padding(len(content))
 
 
-async def read_tree(store: Repository, commit: str) -> list[TreeEntry]:
+async def read_tree(
+    store: Repository, commit: str, *, max_entries: int = MAX_TREE_ENTRIES
+) -> list[TreeEntry]:
     """Every tree, blob and gitlink of *commit*, with the sizes of the blobs.
 
-    :raises RefusedError: ``code="workspace_invalid"``: no such commit, or a path breaks a rule.
+    :raises RefusedError: ``code="workspace_invalid"``: no such commit, more than *max_entries*, or
+        a path or link breaks a rule.
     """
     need_full_id(commit)
     try:
         listing = await store.output("ls-tree", "-r", "-t", "-l", "-z", "--full-tree", commit)
         # In worker threads: half a million paths take seconds, and the event loop keeps leases.
-        entries = await anyio.to_thread.run_sync(parse_listing, listing)
+        parse = partial(parse_listing, max_entries=max_entries)
+        entries = await anyio.to_thread.run_sync(parse, listing)
     except RefusedError as error:
         raise invalid(f"cannot read commit {commit}: {error}") from error
     if violation := await anyio.to_thread.run_sync(input_violation, entries):

@@ -68,7 +68,7 @@ async def workspace_archive(
     """
     bounds = Bounds(timeout_ms=_TIMEOUT_MS, stdout_bytes=256 << 20, file_bytes=4 * max_bytes)
     store = Repository(store_path, bounds)
-    entries = await read_tree(store, commit)
+    entries = await read_tree(store, commit, max_entries=max_entries)
     check = partial(check_size, max_bytes=max_bytes, max_entries=max_entries)
     await anyio.to_thread.run_sync(check, entries, f"cannot use commit {commit}")
     try:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from forge_core.errors import RefusedError
 from forge_core.tree_changes import Change, changes_violation, link_ids, parse_changes
 from forge_core.tree_rules import (
+    MAX_SYMLINK_BYTES,
+    MAX_TREE_ENTRIES,
     MODE_FILE,
     MODE_GITLINK,
     MODE_SYMLINK,
@@ -139,8 +141,8 @@ def _leaves(path: bytes, links: dict[bytes, bytes]) -> bool:
 
 
 def test_an_input_tree_is_refused_for_its_structure_only() -> None:
-    def entry(path: bytes, mode: int = MODE_FILE) -> TreeEntry:
-        return TreeEntry(mode, "1" * 40, path)
+    def entry(path: bytes, mode: int = MODE_FILE, size_bytes: int = 1) -> TreeEntry:
+        return TreeEntry(mode, "1" * 40, path, size_bytes)
 
     odd = [entry(b"a\\b"), entry(b"\xff"), entry(b"l", MODE_SYMLINK), entry(b"m", MODE_GITLINK)]
     assert input_violation(odd) is None
@@ -148,6 +150,8 @@ def test_an_input_tree_is_refused_for_its_structure_only() -> None:
         [entry(b"a"), entry(b"a")],
         [entry(b"a", MODE_SYMLINK), entry(b"a/b")],
         [entry(b"d", MODE_TREE), entry(b"d/.git", MODE_TREE)],
+        [entry(b"l", MODE_SYMLINK, MAX_SYMLINK_BYTES + 1)],
+        [entry(b"l", MODE_SYMLINK, 0)],
     ):
         assert input_violation(entries) is not None
 
@@ -213,6 +217,15 @@ def test_listings_and_comparisons_are_read_exactly() -> None:
         parse_listing(b"100644 blob xyz\tname\0")
     with pytest.raises(RefusedError):
         parse_changes(b":100644 100644 x y M\0name\0")
+
+
+def test_too_many_entries_are_refused_before_one_is_looked_at() -> None:
+    for parse, each in (parse_listing, 1), (parse_changes, 2):
+        with pytest.raises(RefusedError, match=r"entries, \d+ are allowed") as refused:
+            parse(b"\0" * (each * MAX_TREE_ENTRIES + 1))
+        assert refused.value.code == "too_many_entries"
+    with pytest.raises(RefusedError, match="2 entries, 1 are allowed"):
+        parse_listing(b"\0\0", max_entries=1)
 
 
 @given(st.binary(max_size=300))

@@ -14,8 +14,9 @@ import pytest
 from git_parts import Project, git, make_clone, make_project, on_disk, word
 from hostile_bundles import EXECUTABLE, FILE, GITLINK, LINK, TREE, Forge
 
+from forge_core import tree_rules
 from forge_core.errors import RefusedError
-from forge_edges.git import Repository, remove_leftovers
+from forge_edges.git import Repository, remove_leftovers, tree_listing
 from forge_edges.git_input import ensure_commit
 from forge_edges.git_stores import GitStores
 
@@ -284,6 +285,38 @@ async def test_a_workspace_has_limits(tmp_path: Path) -> None:
         await project.archive(max_entries=5)
     with pytest.raises(RefusedError, match="cannot read commit"):
         await Project(project.clone, project.store, "1" * 40).archive()
+
+
+@pytest.mark.requirement("B-52")
+async def test_a_tree_of_few_objects_and_millions_of_paths_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = await make_project(tmp_path)
+    forge = Forge(project.clone, project.commit)
+    tree = forge.tree((FILE, b"%02d" % n, forge.blob(b"x")) for n in range(20))
+    for _ in range(3):
+        tree = forge.tree((TREE, b"%02d" % n, tree) for n in range(20))
+    bomb = Project(project.clone, project.store, forge.commit(tree))
+    await ensure_commit(project.clone, project.store, bomb.commit)
+    monkeypatch.setattr(tree_rules, "TreeEntry", None)  # not one may be made
+    with pytest.raises(RefusedError, match="168420 entries, 1000 are allowed") as refused:
+        await bomb.archive(max_entries=1_000)
+    assert refused.value.code == "workspace_invalid"
+    monkeypatch.setattr(tree_rules.need_few_entries, "__defaults__", (1_000,))
+    with pytest.raises(RefusedError, match="168420 entries, 1000 are allowed") as refused:
+        await tree_listing(project.store, bomb.commit)
+    assert refused.value.code == "workspace_invalid"
+
+
+@pytest.mark.requirement("B-52")
+async def test_a_link_whose_target_is_a_large_blob_is_refused_unread(tmp_path: Path) -> None:
+    project = await make_project(tmp_path)
+    forge = Forge(project.clone, project.commit)
+    for target in (b"x" * 4096, b""):
+        commit = forge.commit(forge.with_row(LINK, b"link", forge.blob(target)))
+        await ensure_commit(project.clone, project.store, commit)
+        with pytest.raises(RefusedError, match='"link" has an empty or over-long target'):
+            await Project(project.clone, project.store, commit).archive()
 
 
 @pytest.mark.requirement("B-52")

@@ -92,11 +92,11 @@ async def test_the_event_loop_judges_no_tree(
     on_the_loop, seen = [], set()
 
     def watched(name: str, judge: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: object) -> object:
+        def call(*arguments: object, **bounds: object) -> object:
             seen.add(name)
             if threading.current_thread() is threading.main_thread():
                 on_the_loop.append(name)
-            return judge(*arguments)
+            return judge(*arguments, **bounds)
 
         return call
 
