@@ -73,6 +73,10 @@ def test_what_the_file_says_cannot_swell_or_colour_the_message() -> None:
         (f"FROM {'${a:-' * 17}x{'}' * 17}\n", "too many substitutions within one another"),
         (f"ARG A={'x' * 4000}\nFROM $A$A$A\n", "too many characters when expanded"),
         (f"ARG A={'x' * 4097}\nFROM ${{A#x}}\n", "too long"),
+        (
+            f"FROM {IMAGE}\nENV A={'x' * 8000}\nADD{' $A' * 600} x",
+            "too many variables with long values",
+        ),
     ],
     ids=lambda value: value[-30:],
 )

@@ -17,7 +17,7 @@ from typing import Final
 
 from forge_core.contract import DOCKERFILE_PATH
 from forge_core.dockerfile.crashes import may_crash
-from forge_core.dockerfile.lexer import Lookup, WordError, WordTooComplex
+from forge_core.dockerfile.lexer import Lookup, Unset, WordError, WordTooComplex
 from forge_core.dockerfile.lines import (
     Fault,
     Instruction,
@@ -36,6 +36,8 @@ from forge_core.tree_rules import printable
 MAX_STAGES: Final = 100
 MAX_VARIABLES: Final = 1_000
 MAX_FINDINGS: Final = 20
+MAX_PUT_IN_CHARACTERS: Final = 1 << 22
+"""Of values that are put in for variables, in the whole file: a word of two may stand for 8192."""
 
 _BLANKS: Final = re.compile(r"[ \t]+")
 _STAGE_NAME: Final = re.compile(r"[a-z][a-z0-9_.-]*")
@@ -88,7 +90,7 @@ class DockerfileAnalysis:
 def analyse_dockerfile(data: bytes) -> DockerfileAnalysis:
     """All that the Dockerfile *data* makes the builder fetch.
 
-    Takes up to a second for a file of the greatest size: give it a worker thread.
+    Takes some seconds for a file of the greatest size: give it a worker thread.
 
     :raises RefusedError: code ``image_policy_denied``: every finding with its line, instruction and
         remedy, up to :data:`MAX_FINDINGS`.
@@ -133,6 +135,7 @@ class _Reader:
     _numbers: dict[str, int] = field(default_factory=dict)
     _globals: GlobalVariables = field(default_factory=GlobalVariables)
     _variables: int = 0
+    _put_in: int = 0
     _now: Instruction = field(default_factory=lambda: Instruction(1, ""))
 
     def refuse_frontend(self, line: int, reference: str) -> None:
@@ -184,7 +187,7 @@ class _Reader:
             is_run = self._now.name == "RUN"
             lookup = self.stages[-1].lookup_in_title if is_run else self.stages[-1].lookup
         try:
-            if may_crash(self._now, lookup, escape=self.escape):
+            if may_crash(self._now, self._metered(lookup), escape=self.escape):
                 self._object("it has a substitution without a pattern, on which builders crash")
         except WordTooComplex as error:
             self._object(f"it {error}")
@@ -325,10 +328,21 @@ class _Reader:
         self._object(f"{_shown(name)} cannot be the name of a variable")
         return False
 
+    def _metered(self, lookup: Lookup) -> Lookup:
+        def look(name: str) -> str | Unset:
+            value = lookup(name)
+            if isinstance(value, str):
+                self._put_in += len(value)
+                if self._put_in > MAX_PUT_IN_CHARACTERS:
+                    raise WordTooComplex("comes after too many variables with long values")
+            return value
+
+        return look
+
     def _resolved(self, word: str, lookup: Lookup) -> str | None:
         """*word* with its variables put in; None, with an objection, when that cannot be done."""
         try:
-            expansion = expand(word, lookup, escape=self.escape)
+            expansion = expand(word, self._metered(lookup), escape=self.escape)
         except (WordError, WordTooComplex) as error:
             self._object(f"{_shown(word)} {error}")
             return None
