@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import anyio
 import pytest
@@ -10,6 +12,8 @@ from bridge_parts import Bridge, capabilities_of, memory_bridge, settings_for
 from memory_engine import MemoryEngine
 
 from forge_bridge.flows import engine as engine_flow
+from forge_bridge.flows.reap import Reaper
+from forge_bridge.runner import Runner
 from forge_core.errors import EngineUnreachable
 from forge_core.labels import PREFLIGHT, Owner
 from forge_core.wire.codes import CleanupTrigger, Runtime
@@ -109,6 +113,52 @@ async def test_an_engine_that_cannot_be_looked_at_stays_away(tmp_path: Path) -> 
         engine.faults.clear()
         await until(bridge, away=False)
         assert tries == 3
+
+
+class Pauses:
+    """A clock that takes down how long somebody sleeps, up to a number of times."""
+
+    def __init__(self, most: int) -> None:
+        self.taken_ms: list[int] = []
+        self._most = most
+
+    def now_ms(self) -> int:
+        return 1_000_000
+
+    def jitter(self) -> float:
+        return 0.5
+
+    async def sleep_until_ms(self, at_ms: int) -> None:
+        if len(self.taken_ms) == self._most:
+            await anyio.sleep_forever()
+        self.taken_ms.append(at_ms - self.now_ms())
+
+
+async def test_what_cannot_be_looked_at_is_tried_less_and_less_often() -> None:
+    clock, tries, done = Pauses(9), 0, anyio.Event()
+    runner = SimpleNamespace(clock=clock, engine_away="it did not answer", notify=lambda: None)
+
+    async def between_passes(work: engine_flow.LookAgain) -> Capabilities:
+        return await work()
+
+    async def look_again() -> Capabilities:
+        nonlocal tries
+        tries += 1
+        if tries == 9:
+            done.set()
+        raise EngineUnreachable("the probe did not end")
+
+    reaper = SimpleNamespace(between_passes=between_passes)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            watched = cast("Runner", runner), ReplaceableEngine(), "memory", cast("Reaper", reaper)
+            tasks.start_soon(engine_flow.watch, *watched, look_again)
+            await done.wait()
+            tasks.cancel_scope.cancel()
+    every_ms = engine_flow.LOOK_EVERY_MS
+    waited_ms = (0, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000)
+    assert clock.taken_ms == [every_ms + pause_ms for pause_ms in waited_ms]
+    assert "cannot be looked at" in str(runner.engine_away)
 
 
 @pytest.mark.requirement("B-06")

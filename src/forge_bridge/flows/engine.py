@@ -17,6 +17,7 @@ import structlog
 
 from forge_bridge.flows.reap import Reaper
 from forge_bridge.runner import Runner
+from forge_core.backoff import Backoff
 from forge_core.errors import ForgeError
 from forge_core.ports import Engine
 from forge_core.wire.codes import CleanupTrigger
@@ -49,15 +50,20 @@ async def watch(
 ) -> None:
     """For as long as the bridge runs.
 
+    A preflight makes containers and networks, and no pass runs meanwhile: one in vain is tried
+    again after longer and longer pauses.
+
     :param engine_id: the engine that this bridge has locked and looked at.
     """
-    clock = runner.clock
+    clock, in_vain = runner.clock, Backoff()
     while True:
-        await clock.sleep_until_ms(clock.now_ms() + LOOK_EVERY_MS)
+        pause_ms = in_vain.delay_ms(clock.jitter()) if in_vain.failures else 0
+        await clock.sleep_until_ms(clock.now_ms() + LOOK_EVERY_MS + pause_ms)
         seen = await look(engine)
         if seen.engine_id == engine_id:
             if runner.engine_away is not None:
-                await _come_back(runner, reaper, look_again)
+                is_back = await _come_back(runner, reaper, look_again)
+                in_vain = Backoff() if is_back else in_vain.failed()
         elif seen.engine_id is None:
             _stay_away(runner, seen.why_not)
         else:
@@ -86,13 +92,14 @@ def _stay_away(runner: Runner, why: str) -> None:
     runner.notify()
 
 
-async def _come_back(runner: Runner, reaper: Reaper, look_again: LookAgain) -> None:
+async def _come_back(runner: Runner, reaper: Reaper, look_again: LookAgain) -> bool:
+    """Whether it could be looked at."""
     try:
         # A pass takes a probe of this instance for something that was left.
         found = await reaper.between_passes(look_again)
     except ForgeError as error:
         runner.engine_away = f"it is back and cannot be looked at: {error}"
-        return
+        return False
     logger.warning("the Docker engine is back", was_away_because=runner.engine_away)
     is_changed, runner.capabilities = found != runner.capabilities, found
     runner.engine_away = None
@@ -101,3 +108,4 @@ async def _come_back(runner: Runner, reaper: Reaper, look_again: LookAgain) -> N
         # What is advertised is what admission looks at, and only a registration tells it.
         await runner.hub.drop()
     await reaper.run_pass(CleanupTrigger.PERIODIC)
+    return True
