@@ -33,7 +33,7 @@ def drain(
         ),
     ] = None,
 ) -> None:
-    """Take no new work on this host; what was taken already goes on to its end.
+    """Take no new work; what was taken goes on.
 
     Holds across restarts, with or without a hub, until undrain. A running bridge notices within
     two seconds.

@@ -83,6 +83,12 @@ def configure_logging(
     _route_libraries(target, max(level, logging.WARNING), prepare, render)
 
 
+def configure_command_logging(log_format: LogFormat, log_level: LogLevel) -> None:
+    """The same for a command: its result says what was done, the log only what was strange."""
+    quiet = LogLevel.WARNING if log_level is LogLevel.INFO else log_level
+    configure_logging(log_format, quiet)
+
+
 class KnownSecrets:
     """What this process has used as a secret: the newest :data:`MAX_KNOWN_SECRETS` are masked."""
 

@@ -87,14 +87,9 @@ def _plan(loaded: LoadedSettings) -> CleanupPlan:
 
 
 def _log_warnings(loaded: LoadedSettings) -> None:
-    """The result says what was done; the log, on standard error, what was strange."""
-    from forge_bridge.logs import configure_logging
-    from forge_bridge.settings_table import LogLevel
+    from forge_bridge.logs import configure_command_logging
 
-    level = loaded.settings.log_level
-    configure_logging(
-        loaded.settings.log_format, LogLevel.WARNING if level is LogLevel.INFO else level
-    )
+    configure_command_logging(loaded.settings.log_format, loaded.settings.log_level)
 
 
 def _show(done: Cleanup, *, quiet: bool, json: bool) -> None:

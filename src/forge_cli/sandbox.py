@@ -66,10 +66,11 @@ def init(
     kind: ProjectKind = None,
     settings_file: SettingsFile = None,
 ) -> None:
-    """Begin a contract: .forge/forge.sandbox.yml, and with --base .forge/Dockerfile.
+    """Begin a contract, and with --base a Dockerfile.
 
-    Nothing is ever overwritten, and either all files are written or none. Without --base no
-    engine and no network is needed; agents then work in the tooling image of the runner.
+    They are .forge/forge.sandbox.yml and .forge/Dockerfile, at the top of the repository. Nothing
+    is ever overwritten, and either all files are written or none. Without --base no engine and no
+    network is needed; agents then work in the tooling image of the runner.
     """
     from forge_bridge.starter.begin import begin
 
@@ -128,10 +129,11 @@ def doctor(
     commit: Revision = None,
     json: Json = False,
 ) -> None:
-    """Check whether this machine can contain what it runs, and whether a contract can be used.
+    """Check this machine, and the contract of a repository.
 
-    Everything is tried in a probe container; a setting alone proves nothing. The bridge
-    advertises from the same checks. A contract is read from a commit, never from the working tree.
+    Whether the one can contain what it runs, and whether the other can be used. Everything is
+    tried in a probe container; a setting alone proves nothing. The bridge advertises from the same
+    checks. A contract is read from a commit, never from the working tree.
 
     Exit status: 0 ready for sandbox_required, 1 something stands in the way, 2 it could not be
     looked at.
@@ -139,6 +141,7 @@ def doctor(
     import anyio
 
     from forge_bridge.doctor.repository_checks import default_repository
+    from forge_bridge.logs import configure_command_logging
     from forge_bridge.settings import load_settings
 
     loaded = load_settings(settings_file)
@@ -146,6 +149,7 @@ def doctor(
     if clone is None and commit is not None:
         fail("cannot find a repository here: name one with --repository", EXIT_USAGE)
     with waiting("running a probe container"):
+        configure_command_logging(loaded.settings.log_format, loaded.settings.log_level)
         found = anyio.run(_diagnosis, loaded.settings, clone, commit)
     if json:
         print_json(_as_json(found))

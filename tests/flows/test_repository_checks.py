@@ -316,6 +316,19 @@ def test_a_starter_passes_the_doctor_at_once(
     assert json.loads(named.stdout)["capabilities"] == json.loads(without.stdout)["capabilities"]
 
 
+@pytest.mark.engine("d26")
+@pytest.mark.requirement("B-41")
+def test_what_is_logged_meanwhile_is_beside_the_result(engine: Engine, tmp_path: Path) -> None:
+    settings = {
+        "DOCKER_HOST": engine.base_url,
+        "FORGE_DOCKER_EXECUTABLE": str(tmp_path / "no-docker"),
+        "FORGE_SANDBOX_STATE_ROOT": str(tmp_path / "state"),
+    }
+    done, found = doctor("--json", cwd=tmp_path, **settings)
+    assert found["builder"] == "block_required"
+    assert "images of projects cannot be built" in done.stderr
+
+
 def test_exit_status_and_text_say_what_is_wrong(repository: Path, tmp_path: Path) -> None:
     commit(repository, contract="version: 2\n")
     nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/no.sock"}

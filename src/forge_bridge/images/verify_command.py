@@ -52,7 +52,9 @@ def verify_provenance(
     documents: Documents = False,
     json: Json = False,
 ) -> None:
-    """Check who signed where an image came from, and that it is the image, commit or repository.
+    """Check the signed provenance of an image.
+
+    Who signed it, and that it is about the image, commit or repository that is named.
 
     Without --image, --commit or --repository it only says what the document is about.
 
