@@ -136,7 +136,8 @@ def config(context: typer.Context, settings_file: SettingsFile = None, json: Jso
 def status(context: typer.Context, settings_file: SettingsFile = None, json: Json = False) -> None:
     """Show what the bridge is doing.
 
-    Exit status: 0 it runs, 1 it is there and has told nothing for a while, 3 it does not run.
+    Exit status: 0 it runs, 1 it is there and has told nothing for a while, 3 it does not run, or
+    has only just started.
     """
     from forge_bridge.status import Liveness, liveness, read_status
 
@@ -147,11 +148,27 @@ def status(context: typer.Context, settings_file: SettingsFile = None, json: Jso
         seen = None if found is None else found.to_wire()
         print_json({"liveness": alive.value, "ageMs": age_ms, "status": seen})
     elif found is None:
-        say(f"not running: no bridge has told anything in {state_root}")
+        nobody = f"no bridge has told anything in {state_root}"
+        say(f"not running: {_who_holds(state_root) or nobody}")
     else:
         _print_status(found, alive, age_ms or 0)
+        holder = _who_holds(state_root) if alive is Liveness.NOT_RUNNING else None
+        if holder is not None:
+            say(f"\n{holder}")
     codes = {Liveness.RUNNING: 0, Liveness.STALE: EXIT_FAILURE}
     raise typer.Exit(codes.get(alive, EXIT_NOT_RUNNING))
+
+
+def _who_holds(state_root: Path) -> str | None:
+    """Whoever works there without having told anything: a start takes some seconds."""
+    from forge_bridge.state_root.locks import EngineLockHeld, probe_locks
+
+    try:
+        probe_locks(state_root)
+    except EngineLockHeld as error:
+        who = "another process" if error.holder_pid is None else f"process {error.holder_pid}"
+        return f"{who} holds {state_root}: a bridge that starts, or a cleanup"
+    return None
 
 
 def _print_status(found: BridgeStatus, alive: str, age_ms: int) -> None:

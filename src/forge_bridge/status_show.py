@@ -80,10 +80,6 @@ def _resource_rows(status: BridgeStatus) -> list[tuple[str, str]]:
         if used == 0 and ceiling is None:
             continue
         show = format_size if component.endswith("_bytes") else str
-        rows.append(
-            (
-                component.replace("_", " "),
-                f"{show(used)} of {show(ceiling) if ceiling is not None else 'any'}",
-            )
-        )
+        most = ", no ceiling" if ceiling is None else f" of {show(ceiling)}"
+        rows.append((component.replace("_", " "), show(used) + most))
     return rows

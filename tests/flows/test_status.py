@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forge_bridge.cli import app
+from forge_bridge.state_root.locks import take_locks
 from forge_bridge.status import (
     STALE_AFTER_MS,
     STATUS_FILE,
@@ -116,6 +117,24 @@ def test_silence_makes_it_stale(process: subprocess.Popen[bytes]) -> None:
     assert liveness(status, at - 5) == (Liveness.RUNNING, 0)
 
 
+def test_a_bridge_that_has_told_nothing_yet_is_seen_by_its_lock(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    by_this = f"process {os.getpid()} holds {tmp_path}: a bridge that starts, or a cleanup"
+    names = {"engine_id": "engine-1", "runner_id": "r-1", "instance_id": "i-1", "since": "now"}
+    lock = take_locks(tmp_path, **names)
+    try:
+        assert shown(tmp_path) == (3, f"not running: {by_this}\n")
+        write_status(tmp_path, status_of(process.pid))
+        process.kill()
+        process.wait()
+        code, text = shown(tmp_path)
+        assert (code, text.splitlines()[-1]) == (3, by_this)
+    finally:
+        lock.release()
+    assert by_this not in shown(tmp_path)[1]
+
+
 def test_the_command_says_how_it_is(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     code, text = shown(tmp_path)
     assert (code, text) == (3, f"not running: no bridge has told anything in {tmp_path}\n")
@@ -126,7 +145,7 @@ def test_the_command_says_how_it_is(tmp_path: Path, process: subprocess.Popen[by
     assert text.startswith("running: online, hub online\n")
     assert rows["attempts"] == "0 reserved, 1 starting, 2 active, 3 degraded"
     assert rows["slots"] == "6 of 8"
-    assert rows["memory"].split(maxsplit=1) == ["bytes", "6 GiB of any"]
+    assert rows["memory"].split(maxsplit=1) == ["bytes", "6 GiB, no ceiling"]
     assert rows["disk"] == "93 % used, 5 GiB free, offers refused"
     assert rows["att-1"].split() == ["7", "degraded"]
     assert "endpoint e9" in text
