@@ -56,6 +56,9 @@ async def test_errors_are_problem_details_and_never_repeat_what_was_sent(sqlite_
         assert code_of(answer, 422) == "invalid_request"
         assert set(answer.json()["fields"]) == {"body.agent.env.KEY", "body.surprise"}
         assert "canary" not in answer.text
+        network = {"policy": "public_allowlist", "domains": ["*.example.org"]}
+        answer = await api.post("/api/v1/sessions", json=session(network=network))
+        assert answer.json()["fields"]["body.network.domains.0"].startswith("it has a wildcard;")
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,16 @@ async def _invalid(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     fields: dict[str, str] = {}
     for fault in error.errors():
-        fields[".".join(str(part) for part in fault["loc"])] = fault["msg"]
+        fields[".".join(str(part) for part in fault["loc"])] = _said(fault)
     first = next(iter(fields), "the request")
     detail = f"cannot read {first}: {fields.get(first, 'it is not valid')}"
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", detail, fields=fields)
+
+
+def _said(fault: dict[str, Any]) -> str:
+    """What is wrong, in our words where they are ours: pydantic sets ``Value error, `` before."""
+    own = fault.get("ctx", {}).get("error") if fault["type"] == "value_error" else None
+    return fault["msg"] if own is None else str(own)
 
 
 async def _http(_request: Request, error: Exception) -> JSONResponse:
