@@ -47,9 +47,9 @@ def read_with_mode(path: Path, *, max_bytes: int) -> tuple[bytes, int]:
         # O_NONBLOCK: a fifo under that name must not hang the start.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise UntrustedFile(
-            f"cannot open {path}: {error.strerror}", "name a readable file"
-        ) from None
+        missing = isinstance(error, FileNotFoundError)
+        right = "make it, or name another file" if missing else "name a readable file"
+        raise UntrustedFile(f"cannot open {path}: {error.strerror}", right) from None
     try:
         status = os.fstat(descriptor)
         _require_trusted(path, status)

@@ -126,7 +126,7 @@ def test_what_cannot_be_looked_at_ends_with_two(case: Case) -> None:
     for arguments, key, reason in (
         (("--image", "latest"), "key.pub", "it is no image id"),
         (("--commit", "main"), "key.pub", "it is no full commit id"),
-        ((), "absent.pub", "name a readable file"),
+        ((), "absent.pub", "make it, or name another file"),
         ((), "key", "it is a private key; keep it secret"),
         ((), "sbom.spdx.json", "no public key in PEM"),
     ):
