@@ -20,7 +20,7 @@ from forge_bridge.flows.reap import DISPATCHES_AT_ONCE
 from forge_bridge.state_root.ledgers import LedgerStore
 from forge_bridge.state_root.locks import take_locks
 from forge_core.errors import DiskUnusable, EngineRefused, EngineTimedOut
-from forge_core.labels import Owner
+from forge_core.labels import TOOLING, Owner
 from forge_core.ports import EngineResource
 from forge_core.ready import Record, RecordKind
 from forge_core.reap import removals_of_all
@@ -123,6 +123,32 @@ async def test_an_orphan_that_vanishes_by_itself_gives_the_capacity_back(tmp_pat
         await bridge.hub.until(lambda: len(reports_of(bridge.hub, OLD.attempt_id)) == 2)
         told = reports_of(bridge.hub, OLD.attempt_id)
         assert told == [{"forge-workspace": "failed"}, {"forge-workspace": "absent"}]
+
+
+class OneListEngine(MemoryEngine):
+    """Once what is held resists, lists one dispatch no more."""
+
+    async def list_resources(self, labels: Mapping[str, str]) -> Sequence[EngineResource]:
+        if "dev.forge.attempt-id" in labels and "remove_volume" in self.faults:
+            raise EngineTimedOut("cannot list: no answer within 5 s")
+        return await super().list_resources(labels)
+
+
+@pytest.mark.requirement("B-86")
+async def test_what_is_of_no_dispatch_holds_the_capacity_while_it_cannot_be_listed(
+    tmp_path: Path,
+) -> None:
+    engine = OneListEngine()
+    tooling = Owner.of_runner(TOOLING, RUNNER, "an-earlier-instance", "domain")
+    engine.volumes[tooling.name("tooling")] = tooling.labels("tooling")
+    engine.faults["remove_volume"] = RESISTS
+    async with memory_bridge(tmp_path, engine=engine, runner_id=RUNNER) as bridge:
+        assert not bridge.is_idle
+        assert await reap(bridge, "again") == {"removed": 0, "absent": 0, "failed": 1}
+        assert not bridge.is_idle
+        engine.faults.clear()
+        assert await reap(bridge, "at-last") == {"removed": 1, "absent": 0, "failed": 0}
+        await bridge.until_idle()
 
 
 class CrowdedEngine(MemoryEngine):

@@ -189,7 +189,7 @@ class Reaper:
     ) -> tuple[RemovedResource, ...]:
         """Remove what was found of one dispatch; nothing without its ledger."""
         if owner.is_runner:
-            removed = await remove_all(self._runner.holder(runtime), owner)
+            removed = await remove_all(self._runner.holder(runtime), owner, known=resources)
         else:
             try:
                 run = await self._begin_ledger(owner, runtime, resources)

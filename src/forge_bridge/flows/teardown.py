@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import structlog
 
@@ -36,17 +36,23 @@ async def tear_down(run: AttemptRun, trigger: CleanupTrigger) -> tuple[RemovedRe
 
 
 async def remove_all(
-    holder: ResourceHolder, owner: Owner, records: Iterable[Record] = ()
+    holder: ResourceHolder,
+    owner: Owner,
+    records: Iterable[Record] = (),
+    known: Sequence[EngineResource] = (),
 ) -> tuple[RemovedResource, ...]:
     """Remove everything of one dispatch, and look until its holder lists nothing of it.
 
-    Nothing failed: all of it was observed gone.
+    Nothing failed: all that was ever known of it was observed gone.
 
     :param records: its ledger, where there is one.
+    :param known: what a list named before, where there is no ledger.
     """
     removed: dict[tuple[ResourceKind, str], RemovedResource] = {}
     for round_number in range(ROUNDS):
         listed, unlisted = await _list(holder, owner)
+        if round_number == 0 and unlisted is not None:
+            listed = tuple(known)
         plan = removal_plan(records if round_number == 0 else (), listed)
         for removal in plan:
             removed[removal.kind, removal.id] = await remove(holder, removal)
