@@ -19,15 +19,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import anyio
-import anyio.to_thread
 import structlog
 
 from forge_bridge import __version__
 from forge_bridge.images.policy_file import load_policy
+from forge_bridge.off_loop import off_loop
 from forge_core.bill_of_materials import read_bill
 from forge_core.errors import RefusedError
 from forge_core.image_ports import (
@@ -46,7 +47,7 @@ from forge_core.provenance import (
     verify_provenance,
 )
 from forge_core.signing import PrivateKey, PublicKey
-from forge_core.vulnerability_policy import Verdict, judge
+from forge_core.vulnerability_policy import MAX_POLICY_BYTES, Verdict, judge
 from forge_core.vulnerability_report import VulnerabilityReport, read_report
 
 SBOM: Final = "sbom"
@@ -178,37 +179,43 @@ class Gates:
 
     async def _bill(self, image: BuiltImage, evidence: list[Evidence]) -> None:
         content = await self._scan(self.tools.bill, image)
-        await self._read(lambda: read_bill(content))
+        await self._read(partial(read_bill, content), len(content))
         evidence.append(Evidence(BILL_NAME, content))
 
     async def _vulnerabilities(self, image: BuiltImage, evidence: list[Evidence]) -> None:
         content = await self._scan(self.tools.vulnerabilities, image)
-        report = await self._read(lambda: read_report(content, image_id=image.image_id))
+        read = partial(read_report, content, image_id=image.image_id)
+        report = await self._read(read, len(content))
         evidence.append(Evidence(REPORT_NAME, content))
-        await self._judge(report)
+        await self._judge(report, len(content))
 
     async def _provenance(self, image: BuiltImage, evidence: list[Evidence]) -> None:
         key = self._signing_key()
         await self._require_unmoved(image)
         dedicated = image.parameters.get(DEDICATED_BUILDER) is True
         platform = BuildPlatform.of_runner(*self._owner, dedicated=dedicated, version=__version__)
-        evidence.append(await self._read(lambda: signed_provenance(image, platform, evidence, key)))
+        sign = partial(signed_provenance, image, platform, evidence, key)
+        evidence.append(await self._read(sign, sum(len(found.content) for found in evidence)))
 
     async def _signed(self, image_id: str, documents: Mapping[str, bytes]) -> None:
         key = self._signing_key().public_key()
-        await self._read(lambda: _require_signed(image_id, documents, key))
+        check = partial(_require_signed, image_id, documents, key)
+        await self._read(check, sum(map(len, documents.values())))
 
     async def _judged_again(self, image_id: str, documents: Mapping[str, bytes]) -> None:
         content = _present(documents, REPORT_NAME)
-        await self._judge(await self._read(lambda: read_report(content, image_id=image_id)))
+        report = await self._read(partial(read_report, content, image_id=image_id), len(content))
+        await self._judge(report, len(content))
 
-    async def _judge(self, report: VulnerabilityReport) -> None:
-        today = self._utc()[:10]
+    async def _judge(self, report: VulnerabilityReport, size_bytes: int) -> None:
+        today, file = self._utc()[:10], self.tools.policy_file
 
         def decide() -> Verdict:
-            return judge(report, load_policy(self.tools.policy_file, today=today), today=today)
+            return judge(report, load_policy(file, today=today), today=today)
 
-        verdict = await self._read(decide)
+        if file is not None:
+            size_bytes += MAX_POLICY_BYTES
+        verdict = await self._read(decide, size_bytes)
         if not verdict.passes:
             raise _unfit(verdict.reasons())
 
@@ -230,8 +237,8 @@ class Gates:
         if named != image.image_id:
             raise _unfit(f"{image.reference} names {named} now: somebody has moved the tag")
 
-    async def _read(self, read: Callable[[], T]) -> T:
-        return await anyio.to_thread.run_sync(read, limiter=self._reading)
+    async def _read(self, read: Callable[[], T], size_bytes: int) -> T:
+        return await off_loop(read, size_bytes, limiter=self._reading)
 
 
 def _require_signed(image_id: str, documents: Mapping[str, bytes], key: PublicKey) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 import anyio.to_thread
 from anyio import from_thread
 
+from forge_bridge.off_loop import off_loop
 from forge_core.contract import (
     CONTRACT_PATH,
     DOCKERFILE_PATH,
@@ -75,7 +76,7 @@ async def approved_contract(git: GitStore, repository: str, commit: str) -> Appr
     content = await git.read_file(repository, commit, CONTRACT_PATH, MAX_CONTRACT_BYTES)
     if content is None:
         return None
-    contract = await anyio.to_thread.run_sync(read_contract, content)
+    contract = await off_loop(partial(read_contract, content), len(content))
     return Approved(repository, commit, contract, content)
 
 
@@ -107,11 +108,12 @@ async def _from_dockerfile(git: GitStore, approved: Approved) -> Recipe:
             code="contract_invalid",
             field="image.dockerfile",
         )
-    analysis = await anyio.to_thread.run_sync(analyse_dockerfile, dockerfile)
+    analysis = await off_loop(partial(analyse_dockerfile, dockerfile), len(dockerfile))
     if not analysis.reads_context:
         # What is not in the key is not sent either.
         return _without_context(approved, dockerfile, analysis.external)
-    ignore = await anyio.to_thread.run_sync(first_ignore, files)
+    size_bytes = sum(len(files[path] or b"") for path in IGNORE_PATHS)
+    ignore = await off_loop(partial(first_ignore, files), size_bytes)
     if ignore is None:
         sent = await git.tree_id(repository, commit)
     else:
