@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Self
 
-from pydantic import Field
+import structlog
+from pydantic import Field, ValidationError
 from sqlalchemy import RowMapping
 
 from forge_core.placement import Wanted
@@ -27,7 +28,9 @@ from forge_core.wire.from_hub import (
 from forge_core.wire.shapes import Service
 from forge_hub.grants import Handles
 
-LeaseTtlMs = Annotated[int, Field(strict=True, ge=1_000, le=3_600_000)]
+MAX_LEASE_TTL_MS: Final = 3_600_000
+LeaseTtlMs = Annotated[int, Field(strict=True, ge=1_000, le=MAX_LEASE_TTL_MS)]
+_log = structlog.get_logger(__name__)
 
 
 class PublicationRequest(WireModel):
@@ -63,6 +66,19 @@ class AttemptInput(WireModel):
     services: Annotated[tuple[Service, ...], Field(max_length=16)] = ()
     secrets: Annotated[tuple[EnvironmentName, ...], Field(max_length=256)] = ()
     publication: PublicationRequest = PublicationRequest()
+
+    @classmethod
+    def kept(cls, row: RowMapping) -> Self | None:
+        """The ``input`` of a row with ``attempt_id``.
+
+        None: an earlier version took it, and this one cannot; the log says why, by field.
+        """
+        try:
+            return cls.model_validate(row["input"])
+        except ValidationError as error:
+            faults = [".".join(map(str, fault["loc"])) for fault in error.errors()]
+            _log.error("attempt.input_unusable", attempt_id=row["attempt_id"], fields=faults)
+            return None
 
     @property
     def requirements(self) -> Requirements:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from scripted_bridge import ScriptedBridge, Stage, capabilities, on_stage
-from sqlalchemy import update
+from sqlalchemy import Connection, select, update
 
 from forge_core.errors import HubUnavailable
 from forge_core.wire.lease_mac import lease_message, verify_lease
 from forge_hub.store.database import open_database
-from forge_hub.store.tables import runners
+from forge_hub.store.tables import attempts, runners
 
 TTL_MS = 60_000
 KILL_GRACE_MS = 30_000
@@ -397,3 +397,32 @@ async def test_a_result_that_arrives_after_the_restart_settles_the_session(
         bridge = await stage.bridge()
         assert (await bridge.result(start))["disposition"] == "persisted"
         assert (await stage.session(session_id))["state"] == "succeeded"
+
+
+@pytest.mark.requirement("B-95")
+async def test_a_hub_lives_with_inputs_that_an_earlier_version_took(database_url: str) -> None:
+    async with on_stage(database_url) as stage:
+        bridge = await stage.bridge()
+        running = await stage.dispatch()
+        start = await bridge.take_attempt()
+        offered = await stage.dispatch()
+        await bridge.next("Offer")
+        queued = await stage.dispatch(repository="nobody-has-it")
+    async with open_database(database_url) as store:
+        await store.write(_lengthen_prompts)
+    async with on_stage(database_url) as stage:
+        for session_id in (offered, queued):
+            shown = await stage.until(session_id, lambda s: s["state"] == "failed")
+            assert shown["failureCode"] == "internal_error"
+        bridge = await stage.bridge()
+        assert await snapshot(bridge) == held(start, "running")
+        assert (await bridge.result(start))["disposition"] == "persisted"
+        assert (await stage.session(running))["state"] == "succeeded"
+
+
+def _lengthen_prompts(connection: Connection) -> None:
+    for attempt_id, given in connection.execute(select(attempts.c.attempt_id, attempts.c.input)):
+        longer = {**given, "agent": {**given["agent"], "prompt": "p" * 200_000}}
+        connection.execute(
+            update(attempts).where(attempts.c.attempt_id == attempt_id).values(input=longer)
+        )

@@ -11,9 +11,9 @@ from sqlalchemy import Connection, RowMapping
 
 from forge_core import clock_watch
 from forge_core.errors import RetryableError
-from forge_hub.attempt_input import Addressee, AttemptInput
+from forge_hub.attempt_input import MAX_LEASE_TTL_MS, Addressee, AttemptInput
 from forge_hub.dispatch.board import Board
-from forge_hub.dispatch.endings import expire_offers, give_up_silent
+from forge_hub.dispatch.endings import expire_offers, give_up_silent, withdraw
 from forge_hub.dispatch.leases import Lease
 from forge_hub.dispatch.offers import PendingOffer
 from forge_hub.dispatch.placing import place_queued
@@ -33,15 +33,18 @@ async def restore(board: Board) -> None:
     now_ms = board.clock.now_ms()
     for row in await board.database.write(_left_behind):
         to = Addressee.of(row)
-        given = AttemptInput.model_validate(row["input"])
+        given = AttemptInput.kept(row)
         if row["state"] == DispatchState.OFFERED:
+            if given is None:
+                await withdraw(board, to)
+                continue
             offer = given.offer(to, expires_in_ms=board.timing.offer_ttl_ms)
             board.offers.add(PendingOffer(to, offer, now_ms + board.timing.offer_ttl_ms))
         else:
             board.leases.remember(
                 Lease(
                     to=to,
-                    ttl_ms=given.lease_ttl_ms,
+                    ttl_ms=MAX_LEASE_TTL_MS if given is None else given.lease_ttl_ms,
                     sent_at_ms=now_ms,
                     key=None,
                     sequence=row["lease_sequence"],

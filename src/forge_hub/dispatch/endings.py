@@ -146,13 +146,18 @@ async def expire_offers(board: Board) -> None:
             await _expire(board, pending.to)
 
 
-async def _expire(board: Board, to: Addressee) -> None:
+async def withdraw(board: Board, to: Addressee) -> bool:
+    """End an offer as expired and queue its session again; False: it was decided."""
     now = board.clock.utc()
-    expired = await board.database.write(
+    withdrawn = await board.database.write(
         lambda connection: _withdraw(connection, to, EndReason.OFFER_EXPIRED, now)
     )
     board.offers.remove(to.attempt_id, to.fence)
-    if expired:
+    return withdrawn
+
+
+async def _expire(board: Board, to: Addressee) -> None:
+    if await withdraw(board, to):
         silent = Declined(RejectionCode.EXPIRED, "it did not answer the offer in time")
         board.offers.decline(to, silent, board.clock.now_ms())
         board.changed(to.session_id)

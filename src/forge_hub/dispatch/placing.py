@@ -10,7 +10,7 @@ from sqlalchemy import Connection, RowMapping
 
 from forge_core.placement import Candidate, Placement, Refusal, Wanted, place
 from forge_core.resources import ResourceCapacity, ResourceVector
-from forge_core.wire.codes import RunnerState
+from forge_core.wire.codes import FailureCode, RunnerState
 from forge_core.wire.from_hub import HostFallback
 from forge_core.wire.shapes import Capabilities, DiskState
 from forge_hub.attempt_input import Addressee, AttemptInput
@@ -36,7 +36,10 @@ async def place_queued(board: Board) -> None:
     """Offer each queued session to a runner, the longest waiting first, or keep why not."""
     waiting, known = await board.database.read(_waiting)
     for session in waiting:
-        given = AttemptInput.model_validate(session["input"])
+        given = AttemptInput.kept(session)
+        if given is None:
+            await _end_unusable(board, session["session_id"])
+            continue
         fallback = _fallback(session, given, board.clock.utc())
         wanted = given.wanted(session["pinned_runner_id"], fallback)
         placement = place(wanted, _candidates(board, known, session["attempt_id"]))
@@ -44,6 +47,17 @@ async def place_queued(board: Board) -> None:
             await _keep_refusals(board, session, placement.refusals)
         else:
             await _offer(board, session, wanted, given, placement)
+
+
+async def _end_unusable(board: Board, session_id: str) -> None:
+    """No runner could be given what the session was given."""
+    now, code = board.clock.utc(), FailureCode.INTERNAL_ERROR
+    await board.database.write(
+        lambda connection: sessions.end(
+            connection, session_id, SessionState.FAILED, failure_code=code, now=now
+        )
+    )
+    board.changed(session_id)
 
 
 def _fallback(session: RowMapping, given: AttemptInput, now: str) -> HostFallback | None:
