@@ -31,6 +31,7 @@ from forge_bridge.doctor import Preflight, preflight, read_hardening
 from forge_bridge.egress.from_settings import custom_ca, egress_trial
 from forge_bridge.egress.trial import EgressTrial
 from forge_bridge.flows import drain
+from forge_bridge.flows.engine import tell_unseen
 from forge_bridge.flows.engine import watch as watch_engine
 from forge_bridge.flows.session import ConnectionFactory
 from forge_bridge.flows.status import StatusReport
@@ -47,11 +48,9 @@ from forge_bridge.services.from_settings import service_images
 from forge_bridge.services.images import ServiceImages
 from forge_bridge.settings import BridgeSettings, read_api_token, require_to_run
 from forge_bridge.state_root import StateRoot
-from forge_core.errors import EngineUnreachable
 from forge_core.labels import BUILDER, Owner
 from forge_core.ports import Clock, Disk, Engine, HostRuntime
 from forge_core.sandbox_spec import Hardening
-from forge_core.wire.shapes import Capabilities
 from forge_edges.clock import SystemClock
 from forge_edges.disk import FileSystemDisks, is_reachable
 from forge_edges.docker_context import resolve_endpoint
@@ -140,8 +139,8 @@ async def open_bridge(
                 runner, reaper = service.runner, service.session.reaper
                 # What was not seen is no verdict: the watch looks again.
                 runner.engine_away = checked.unseen
-                again = partial(_look_again, look)
-                tasks.start_soon(watch_engine, runner, engine, facts.id, reaper, again)
+                tell_unseen(runner, checked.parts_unseen)
+                tasks.start_soon(watch_engine, runner, engine, facts.id, reaper, look)
                 try:
                     yield service
                 finally:
@@ -167,14 +166,6 @@ async def _looker(
         services=services,
         egress=egress,
     )
-
-
-async def _look_again(look: Callable[[], Awaitable[Preflight]]) -> Capabilities:
-    """:raises EngineUnreachable: something could not be looked at this time either."""
-    found = await look()
-    if found.unseen is not None:
-        raise EngineUnreachable(found.unseen)
-    return found.capabilities
 
 
 async def _assemble(

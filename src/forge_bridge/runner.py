@@ -167,6 +167,7 @@ class Runner:
     stopping: bool = False
     at_once: anyio.Event = field(default_factory=anyio.Event)
     engine_away: str | None = None
+    parts_unseen: Mapping[str, str] = field(default_factory=dict)
     ended: Counter[str] = field(default_factory=Counter)
     disk_usage: DiskUsage = UNSEEN_DISK
     changed: anyio.Event = field(default_factory=anyio.Event)

@@ -76,6 +76,7 @@ class BridgeStatus(WireModel):
     attempts: Annotated[tuple[HeartbeatAttempt, ...], Field(max_length=MAX_ATTEMPTS)] = ()
     ended: dict[str, Count] = Field(default_factory=dict)
     engine_away: Text | None = None
+    parts_unseen: dict[str, Text] = Field(default_factory=dict)
     last_error: Text | None = None
     written_at: Timestamp
     written_boot_ms: Count

@@ -50,6 +50,8 @@ def status_rows(status: BridgeStatus) -> list[tuple[str, str]]:
         rows.append(("disk", f"{status.disk.used_percent} % used, {free} free{latched}"))
     rows.append(("unacknowledged", str(status.pending_reports)))
     rows.append(("engine", status.engine_away or "answers"))
+    unseen = sorted(status.parts_unseen.items())
+    rows += [("not seen yet", f"{part}: {why}") for part, why in unseen]
     rows.append(("last error", status.last_error or "none"))
     return rows
 

@@ -22,7 +22,7 @@ import pytest
 from engines import REPOSITORY, Engine
 from forge_bridge import app
 from forge_bridge.doctor import CheckResult, Preflight, Verdict, preflight
-from forge_bridge.doctor.image_checks import Proofs
+from forge_bridge.doctor.proofs import Proofs
 from forge_bridge.groups import first_error
 from forge_bridge.images.doors import NoBuilder
 from forge_bridge.repositories import add_repository
@@ -160,7 +160,7 @@ class Shown:
         if not self.lack.tried & TOOLS:
             return Proofs(known)
         found: Proofs = await self.prover.prove(*arguments)
-        return Proofs({**known, **found.shown}, found.failed)
+        return Proofs(known) | found
 
 
 class ToldBuilder(NoBuilder):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -214,7 +213,7 @@ async def offered(trial: Trial, reference: str) -> tuple[tuple[ServiceName, ...]
         services=(REDIS,),
     )
     proofs = await prove_services(services, trial.engine, settings, POOL)
-    settings = replace(settings, proofs=proofs.shown, failures=proofs.failed)
+    settings = settings.with_proofs(proofs)
     (finding,) = service_checks(settings)
     assert set(usable_services(settings)) == set(services.usable)
     return usable_services(settings), finding

@@ -96,9 +96,7 @@ async def findings(
         tooling_image=tooling,
         hardening=Hardening(),
         capacity=ResourceCapacity(1),
-        proofs=proofs.shown,
-        failures=proofs.failed,
-    )
+    ).with_proofs(proofs)
     return {result.id: result for result in policy_checks(settings)}
 
 

@@ -184,6 +184,16 @@ def test_a_damaged_status_is_an_error_and_no_guess(tmp_path: Path, content: byte
     assert "cannot read" in text
 
 
+@pytest.mark.requirement("B-51")
+def test_a_part_that_was_not_seen_is_named_with_its_reason(tmp_path: Path) -> None:
+    why = "cannot try the egress proxy in 90 s"
+    write_status(tmp_path, status_of(os.getpid(), parts_unseen={"egress": why}))
+    _, output = shown(tmp_path)
+    assert f"egress: {why}" in output
+    _, output = shown(tmp_path, "--json")
+    assert json.loads(output)["status"]["partsUnseen"] == {"egress": why}
+
+
 def test_durations() -> None:
     assert [duration(ms) for ms in (0, 59_999, 61_000, 3_600_000, 90_000_000)] == [
         "0 s",

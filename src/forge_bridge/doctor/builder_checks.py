@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forge_bridge.doctor.image_checks import Proofs
 from forge_bridge.doctor.policy_checks import BUILD_EGRESS, BUILDER
+from forge_bridge.doctor.proofs import Proofs
 from forge_core.errors import ForgeError
 from forge_core.image_ports import BuilderFacts, ImageBuilder
 
@@ -17,7 +17,7 @@ async def prove_builder(builder: ImageBuilder, *, egress_enforced: bool) -> Proo
     try:
         facts = await builder.facts()
     except ForgeError as error:
-        return Proofs(failed={BUILDER.id: str(error), BUILD_EGRESS.id: str(error)})
+        return Proofs.ended_by(error, BUILDER.id, BUILD_EGRESS.id)
     shown: dict[str, str] = {}
     failed: dict[str, str] = {}
     if facts.dedicated and facts.limits_hold:

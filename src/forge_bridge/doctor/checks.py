@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 from forge_bridge.doctor.egress_checks import egress_checks, network_policies
@@ -30,6 +31,8 @@ from forge_core.wire.shapes import Capabilities, EngineFacts, SandboxReadiness
 
 CONTAINER: Final = Gate(Blocker.CONTAINER, "A hardened container runs", "a probe container")
 
+LOOK_AGAIN: Final = "run the check again; a bridge that runs does so by itself"
+
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
@@ -49,8 +52,18 @@ class Preflight:
 
     @property
     def unseen(self) -> str | None:
-        """Why something could not be looked at, which another look may see; None: all was."""
-        return next((result.evidence for result in self.results if not result.looked), None)
+        """Why nobody can say whether containers run, which another look may see; None: it can."""
+        unseen = (result.evidence for result in self._unseen if result.blocks_all)
+        return next(unseen, None)
+
+    @property
+    def parts_unseen(self) -> Mapping[str, str]:
+        """Why parts that containers can do without could not be tried, by check id."""
+        return {result.id: result.evidence for result in self._unseen if not result.blocks_all}
+
+    @property
+    def _unseen(self) -> Iterator[CheckResult]:
+        return (result for result in self.results if not result.looked)
 
 
 async def run_checks(engine: Engine, settings: PreflightSettings) -> Preflight:
@@ -65,9 +78,7 @@ async def run_checks(engine: Engine, settings: PreflightSettings) -> Preflight:
         results = (
             unseen,
             quota_check(None, settings),
-            *policy_checks(settings),
-            *service_checks(settings),
-            *egress_checks(settings),
+            *_part_checks(settings),
         )
         return Preflight(results, capabilities(results, settings, None), settings.hardening)
     results, seen = await _look(engine, facts, info, settings)
@@ -93,10 +104,15 @@ async def _look(
         *(inside_checks(seen, settings) if seen is not None else ()),
         *(host_checks(seen, account) if seen is not None else ()),
         quota_check(seen, settings),
-        *policy_checks(settings),
-        *service_checks(settings),
-        *egress_checks(settings),
+        *_part_checks(settings),
     ), seen
+
+
+def _part_checks(settings: PreflightSettings) -> Iterator[CheckResult]:
+    """What parts have shown of themselves; what could not be tried is no verdict."""
+    for result in chain(policy_checks(settings), service_checks(settings), egress_checks(settings)):
+        is_unseen = result.id in settings.unseen
+        yield replace(result, remedy=LOOK_AGAIN, looked=False) if is_unseen else result
 
 
 async def _image_fault(engine: Engine, image: str | None) -> CheckResult | None:
@@ -115,7 +131,7 @@ async def _image_fault(engine: Engine, image: str | None) -> CheckResult | None:
             f"docker pull {image}",
         )
     except RetryableError as error:
-        return TOOLING.unseen(str(error), "run the check again")
+        return TOOLING.unseen(str(error), LOOK_AGAIN)
     except RefusedError as error:
         return TOOLING.blocks_all(str(error), "pin the tooling image by its digest")
     if faults:
@@ -125,7 +141,7 @@ async def _image_fault(engine: Engine, image: str | None) -> CheckResult | None:
 
 def _probe_fault(error: ForgeError) -> CheckResult:
     if isinstance(error, RetryableError):
-        return CONTAINER.unseen(str(error), "run the check again")
+        return CONTAINER.unseen(str(error), LOOK_AGAIN)
     if isinstance(error, RefusedError) and error.code == "image_refused":
         return TOOLING.blocks_all(str(error), "build it without that file")
     return CONTAINER.blocks_all(str(error), "see the engine's log: journalctl --user -u docker")
@@ -133,7 +149,7 @@ def _probe_fault(error: ForgeError) -> CheckResult:
 
 def runtimes(results: tuple[CheckResult, ...], settings: PreflightSettings) -> tuple[Runtime, ...]:
     """What may be advertised: docker only when nothing speaks against every container (B-05)."""
-    docker = all(result.verdict is not Verdict.BLOCK_ALL for result in results)
+    docker = all(not result.blocks_all for result in results)
     return (
         *((Runtime.DOCKER,) if docker else ()),
         *((Runtime.HOST,) if settings.host_execution_allowed else ()),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from forge_bridge.doctor.image_checks import Proofs
 from forge_bridge.doctor.preflight_settings import PreflightSettings
+from forge_bridge.doctor.proofs import Proofs
 from forge_bridge.doctor.results import Check, CheckResult, Gate
 from forge_bridge.egress.trial import EgressTrial
 from forge_bridge.services.images import Trial
@@ -35,7 +35,7 @@ async def prove_egress(egress: EgressTrial, engine: Engine, settings: PreflightS
     try:
         return Proofs(shown={EGRESS.id: await egress.prove(trial)})
     except ForgeError as error:
-        return Proofs(failed={EGRESS.id: str(error)})
+        return Proofs.ended_by(error, EGRESS.id)
 
 
 def egress_checks(settings: PreflightSettings) -> Iterator[CheckResult]:

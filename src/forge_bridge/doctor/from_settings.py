@@ -11,8 +11,9 @@ import anyio
 from forge_bridge.doctor.builder_checks import prove_builder
 from forge_bridge.doctor.checks import Preflight, run_checks
 from forge_bridge.doctor.egress_checks import prove_egress
-from forge_bridge.doctor.image_checks import ImageProver, Proofs
+from forge_bridge.doctor.image_checks import ImageProver
 from forge_bridge.doctor.preflight_settings import PreflightSettings
+from forge_bridge.doctor.proofs import Proofs
 from forge_bridge.doctor.publication_checks import prove_publication
 from forge_bridge.doctor.service_checks import prove_services
 from forge_bridge.egress.trial import EgressTrial
@@ -77,7 +78,7 @@ async def preflight(
         proofs |= await prove_services(services, engine, known, settings.sandbox_subnet_pool)
     if egress is not None:
         proofs |= await prove_egress(egress, engine, known)
-    return await run_checks(engine, replace(known, proofs=proofs.shown, failures=proofs.failed))
+    return await run_checks(engine, known.with_proofs(proofs))
 
 
 async def read_hardening(settings: BridgeSettings) -> Hardening:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
 from forge_bridge.doctor.policy_checks import IMAGE_POLICY, SIGNATURES
+from forge_bridge.doctor.proofs import Proofs
 from forge_bridge.images.from_settings import open_gate_tools
 from forge_bridge.images.gates import GateTools, ImageSource
 from forge_bridge.images.policy_file import load_policy
@@ -24,22 +24,6 @@ from forge_core.signing import PrivateKey, key_id
 from forge_core.vulnerability_report import VulnerabilityReport, read_report
 from forge_edges.clock import SystemClock
 from forge_edges.docker_context import DockerEndpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Proofs:
-    """What parts have shown of themselves, by check id.
-
-    :param shown: evidence of what works.
-    :param failed: why something could not be shown, though it is configured.
-    """
-
-    shown: Mapping[str, str] = field(default_factory=dict)
-    failed: Mapping[str, str] = field(default_factory=dict)
-
-    def __or__(self, other: Proofs) -> Proofs:
-        """Both."""
-        return Proofs({**self.shown, **other.shown}, {**self.failed, **other.failed})
 
 
 class ImageProver:
@@ -61,15 +45,17 @@ class ImageProver:
         """Use every configured gate on the tooling image; raises nothing that is expected."""
         if tooling_image is None:
             return Proofs()
-        shown: dict[str, str] = {}
-        failed: dict[str, str] = {}
+        proofs = Proofs()
 
         async def attempt(check: str, show: Callable[[], Awaitable[str]]) -> None:
+            nonlocal proofs
             try:
-                shown[check] = self._shown.get((check, tooling_image)) or await show()
-                self._shown[check, tooling_image] = shown[check]
+                evidence = self._shown.get((check, tooling_image)) or await show()
             except ForgeError as error:
-                failed[check] = str(error)
+                proofs |= Proofs.ended_by(error, check)
+            else:
+                self._shown[check, tooling_image] = evidence
+                proofs |= Proofs(shown={check: evidence})
 
         async with anyio.create_task_group() as group:
             if self._tools.signatures is not None:
@@ -83,7 +69,7 @@ class ImageProver:
                         self._tools, engine, tooling_image, today=self._utc()[:10]
                     ),
                 )
-        return Proofs(shown, failed)
+        return proofs
 
     async def check_signatures(self, references: Sequence[str]) -> None:
         """Where signatures are verified at all, those of these images must be good.

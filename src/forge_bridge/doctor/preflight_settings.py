@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from forge_bridge.doctor.proofs import Proofs
 from forge_core.labels import Owner
 from forge_core.resources import ResourceCapacity
 from forge_core.sandbox_spec import Hardening
@@ -21,6 +22,7 @@ class PreflightSettings:
         evidence.
     :param services: those that have an image.
     :param failures: why a part that is configured could not show it, by check id.
+    :param unseen: those of them that are no verdict: another try may see.
     """
 
     owner: Owner
@@ -36,3 +38,13 @@ class PreflightSettings:
     open_public_allowed: bool = False
     proofs: Mapping[str, str] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
+    unseen: frozenset[str] = frozenset()
+
+    def with_proofs(self, proofs: Proofs) -> PreflightSettings:
+        """The same, with what was tried."""
+        return replace(
+            self,
+            proofs=proofs.shown,
+            failures={**proofs.failed, **proofs.unseen},
+            unseen=frozenset(proofs.unseen),
+        )

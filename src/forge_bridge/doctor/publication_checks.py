@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forge_bridge.doctor.image_checks import Proofs
 from forge_bridge.doctor.policy_checks import PUBLICATION
+from forge_bridge.doctor.proofs import Proofs
 from forge_bridge.repositories import list_repositories
 from forge_core.errors import ForgeError
 from forge_core.wire.codes import PublicationMode
@@ -20,7 +20,7 @@ async def prove_publication(mode: PublicationMode, state_root: Path) -> Proofs:
     try:
         version, missing = await git_version(), await missing_for_push()
     except ForgeError as error:
-        return Proofs(failed={PUBLICATION.id: str(error)})
+        return Proofs.ended_by(error, PUBLICATION.id)
     if missing is not None:
         return Proofs(failed={PUBLICATION.id: f"{version or 'Git'}: {missing}"})
     able = f"{version} takes a credential from its environment and speaks https"

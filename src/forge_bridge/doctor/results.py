@@ -47,6 +47,11 @@ class CheckResult:
         """Whether it stands in the way of ``sandbox_required``."""
         return self.verdict in {Verdict.BLOCK_REQUIRED, Verdict.BLOCK_ALL}
 
+    @property
+    def blocks_all(self) -> bool:
+        """Whether it stands in the way of every container."""
+        return self.verdict is Verdict.BLOCK_ALL
+
 
 @dataclass(frozen=True, slots=True)
 class Check:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import IPv4Network
 
-from forge_bridge.doctor.image_checks import Proofs
 from forge_bridge.doctor.preflight_settings import PreflightSettings
+from forge_bridge.doctor.proofs import Proofs
 from forge_bridge.doctor.results import Check, CheckResult
 from forge_bridge.egress.trial import prove_closed_network
 from forge_bridge.services.images import ServiceImages, Trial
-from forge_core.errors import ForgeError
+from forge_core.errors import ForgeError, RetryableError
 from forge_core.ports import Engine
 from forge_core.services import CATALOGUE
 from forge_core.wire.codes import ServiceName
@@ -29,8 +29,9 @@ async def prove_services(
     try:
         await prove_closed_network(trial, pool)
     except ForgeError as error:
-        services.usable.clear()
-        return Proofs(failed={CATALOGUE[n].check_id: str(error) for n in services.references})
+        if not isinstance(error, RetryableError):
+            services.usable.clear()
+        return Proofs.ended_by(error, *(CATALOGUE[n].check_id for n in services.references))
     return Proofs(*await services.prove(trial))
 
 

@@ -22,7 +22,7 @@ from forge_bridge.flows.teardown import remove_all
 from forge_bridge.groups import first_error
 from forge_bridge.services.container import ServiceImage
 from forge_bridge.services.images import SignatureCheck, Trial, fit_image
-from forge_core.errors import EngineNotFound, EngineRefused, EngineTimedOut
+from forge_core.errors import EngineNotFound, EngineRefused, EngineTimedOut, RefusedError
 from forge_core.labels import Owner
 from forge_core.network_spec import AGENT_NETWORK, NetworkSpec, contains_egress
 from forge_core.ports import Engine
@@ -45,7 +45,8 @@ class EgressTrial:
 
     :param pool: where its subnets come from.
     :param check_signature: raises RefusedError ``signature_invalid``.
-    :ivar image: what can be used as things are; changes at the end of every :meth:`prove`.
+    :ivar image: what can be used as things are; changes with every :meth:`prove` that comes to a
+        verdict.
     """
 
     reference: str
@@ -60,13 +61,14 @@ class EgressTrial:
 
         :raises ForgeError: it does not hold, or it could not be tried.
         """
-        image = None
         try:
             image, evidence = await self._try(trial)
-            return evidence
-        finally:
+        except RefusedError:
             # Until then, what was admitted on the strength of the last trial may still start.
-            self.image = image
+            self.image = None
+            raise
+        self.image = image
+        return evidence
 
     async def _try(self, trial: Trial) -> tuple[ServiceImage, str]:
         await _require_containment(trial.engine)

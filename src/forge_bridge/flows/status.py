@@ -85,6 +85,7 @@ class StatusReport:
             attempts=told.attempts[-1024:],
             ended=dict(runner.ended),
             engine_away=runner.engine_away,
+            parts_unseen=dict(runner.parts_unseen),
             last_error=session.last_error,
             written_at=told.sent_at,
             written_boot_ms=boot_ms(),

@@ -30,7 +30,7 @@ from forge_bridge.services.container import (
     service_spec,
 )
 from forge_bridge.services.process import ServiceProcess
-from forge_core.errors import EngineNotFound, ForgeError, RefusedError
+from forge_core.errors import EngineNotFound, ForgeError, RefusedError, RetryableError
 from forge_core.labels import Owner
 from forge_core.ports import Engine
 from forge_core.redaction import Masker
@@ -76,7 +76,7 @@ class ServiceImages:
 
     :param check_signature: raises RefusedError ``signature_invalid``.
     :ivar references: as they are configured.
-    :ivar usable: what can be used as things are; changes with every :meth:`prove`.
+    :ivar usable: what can be used as things are; changes with every verdict of :meth:`prove`.
     """
 
     def __init__(
@@ -87,13 +87,15 @@ class ServiceImages:
         self._check_signature = check_signature
         self._tried: dict[str, tuple[ServiceImage, str]] = {}
 
-    async def prove(self, trial: Trial) -> tuple[dict[str, str], dict[str, str]]:
+    async def prove(self, trial: Trial) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
         """Try what has not been tried; raises nothing that is expected.
 
-        :returns: evidence of what can be used, and why the rest cannot, by check id.
+        :returns: evidence of what can be used, why the rest cannot, and why of some nobody knows
+            yet, by check id.
         """
         shown: dict[str, str] = {}
         failed: dict[str, str] = {}
+        unseen: dict[str, str] = {}
         tooling = Tooling(
             trial.engine, trial.owner, trial.tooling_image, source("supervisor"), trial.hardening
         )
@@ -102,6 +104,8 @@ class ServiceImages:
                 kind = CATALOGUE[name]
                 try:
                     image, evidence = await self._prove(trial, kind, reference, tooling)
+                except RetryableError as error:
+                    unseen[kind.check_id] = str(error)
                 except ForgeError as error:
                     failed[kind.check_id] = str(error)
                     self.usable.pop(name, None)
@@ -111,7 +115,7 @@ class ServiceImages:
         finally:
             with anyio.move_on_after(REMOVE_S, shield=True), suppress(ForgeError):
                 await tooling.remove()
-        return shown, failed
+        return shown, failed, unseen
 
     async def _prove(
         self, trial: Trial, kind: ServiceKind, reference: str, tooling: Tooling
