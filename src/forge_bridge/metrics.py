@@ -38,7 +38,15 @@ class _StatusCollector(Collector):
         )
         yield _gauge("connected", "1 while registered with the hub.", _is_online(status))
         yield _gauge(
-            "engine_away", "1 while the engine does not answer.", _flag(status.engine_away)
+            "engine_away",
+            "1 while no container can be made: the engine does not answer, another one stands in "
+            "its place, or what it runs could not be looked at.",
+            _flag(status.engine_away),
+        )
+        yield _gauge(
+            "parts_unseen",
+            "Parts that could not be tried and are not offered until another look sees them.",
+            len(status.parts_unseen),
         )
         yield _gauge("draining", "1 while no offer is taken.", _flag(status.drained_by))
         yield self._attempts()

@@ -41,6 +41,10 @@ async def test_what_is_scraped_is_what_the_bridge_holds(
             text = await (await http.get("/metrics")).text()
             assert "forge_bridge_engine_away 1.0" in text
             bridge.runner.engine_away = None
+            assert "forge_bridge_parts_unseen 0.0" in text
+            bridge.runner.parts_unseen = {"egress": "the proxy did not answer"}
+            text = await (await http.get("/metrics")).text()
+            assert "forge_bridge_parts_unseen 1.0" in text
             assert await (await http.get("/healthz")).text() == "ok\n"
             assert (await http.get("/status")).status == 404
         bridge.runner.ended["lease_expired"] += 2
