@@ -85,9 +85,11 @@ def changes_violation(
 
     :param result: the whole tree after the changes (``git ls-tree -r -z``).
     :param targets: content of the blobs of :func:`link_ids`.
+    :raises RefusedError: ``code="too_many_steps"``.
     """
+    fine: set[bytes] = set()
     for change in changes:
-        if not change.removed and (violation := _entry_violation(change, targets)):
+        if not change.removed and (violation := _entry_violation(change, targets, fine)):
             return violation
     links = {e.path: targets[e.object_id] for e in result if e.mode == MODE_SYMLINK}
     added = [change.path for change in changes if change.added]
@@ -101,8 +103,10 @@ def changes_violation(
     return folded_symlink_violation(added, links)
 
 
-def _entry_violation(change: Change, targets: Mapping[str, bytes]) -> Violation | None:
-    if violation := structure_violation(change.path):
+def _entry_violation(
+    change: Change, targets: Mapping[str, bytes], fine: set[bytes]
+) -> Violation | None:
+    if violation := structure_violation(change.path, fine):
         return violation
     if change.added and (violation := portability_violation(change.path)):
         return violation

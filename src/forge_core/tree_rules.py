@@ -12,7 +12,7 @@ NTFS.  Source: sandbox.md, Output; git-fsck(1), hasDotgit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from forge_core.errors import RefusedError
@@ -26,6 +26,8 @@ MODE_TREE = 0o040000
 MAX_COMPONENT_BYTES = 255
 MAX_PATH_BYTES = 4095
 MAX_SYMLINK_BYTES = 4095
+MAX_LINK_STEPS = 4_000_000
+"""Names on the way of all symbolic links of a tree together."""
 _MAX_SYMLINKS_FOLLOWED = 40  # path_resolution(7): the kernel's own limit
 
 _HFS_IGNORED = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
@@ -121,11 +123,17 @@ def is_dotgit(component: bytes) -> bool:
     return _DOTGIT.fullmatch(_ntfs_name(text)) is not None
 
 
-def structure_violation(path: bytes) -> Violation | None:
-    """The rule of every tree that *path* breaks, or None."""
+def structure_violation(path: bytes, fine: set[bytes] | None = None) -> Violation | None:
+    """The rule of every tree that *path* breaks, or None.
+
+    :param fine: paths that break none, of which those above *path* are not looked at again; it is
+        added.  So a tree costs what its names are long, and not its paths.
+    """
     if len(path) > MAX_PATH_BYTES:
         return Violation("path", path, f"is longer than {MAX_PATH_BYTES} bytes")
-    for component in path.split(b"/"):
+    directory = path.rpartition(b"/")[0]
+    is_known = fine is not None and directory in fine
+    for component in path[len(directory) + 1 if is_known else 0 :].split(b"/"):
         if component in (b"", b".", b".."):
             return Violation("path", path, "has an empty, '.' or '..' component")
         if len(component) > MAX_COMPONENT_BYTES:
@@ -134,6 +142,8 @@ def structure_violation(path: bytes) -> Violation | None:
             return Violation("path", path, "has a NUL")
         if any(map(is_dotgit, re.split(rb"\\", component))):
             return Violation("path", path, "has a component that a filesystem takes for .git")
+    if fine is not None:
+        fine.update((directory, path) if directory else (path,))
     return None
 
 
@@ -158,16 +168,18 @@ def input_violation(entries: Iterable[TreeEntry]) -> Violation | None:
     kernel would make is none: its target is as large as a blob may be.
     """
     kinds: dict[bytes, int] = {}
+    fine: set[bytes] = set()
     for entry in entries:
-        if violation := structure_violation(entry.path):
+        if violation := structure_violation(entry.path, fine):
             return violation
         if entry.mode == MODE_SYMLINK and not 0 < entry.size_bytes <= MAX_SYMLINK_BYTES:
             return Violation("symlink", entry.path, "has an empty or over-long target")
         if entry.path in kinds:
             return Violation("duplicate", entry.path, "is there twice")
         kinds[entry.path] = entry.mode
+    seen: set[bytes] = set()
     for path in kinds:
-        for parent in parents(path):
+        for parent in new_parents(path, seen):
             if kinds.get(parent, MODE_TREE) != MODE_TREE:
                 return Violation("duplicate", path, "lies under a path that is no directory")
     return None
@@ -175,11 +187,17 @@ def input_violation(entries: Iterable[TreeEntry]) -> Violation | None:
 
 def parents(path: bytes) -> list[bytes]:
     """Every directory above *path*, the nearest first, without the root."""
-    found = []
+    return list(new_parents(path, set()))
+
+
+def new_parents(path: bytes, seen: set[bytes]) -> Iterator[bytes]:
+    """Likewise, up to the first that is in *seen*, whose own are there too; they are added."""
     while (cut := path.rfind(b"/")) > 0:
         path = path[:cut]
-        found.append(path)
-    return found
+        if path in seen:
+            return
+        seen.add(path)
+        yield path
 
 
 def escaping_symlinks(symlinks: Mapping[bytes, bytes]) -> dict[bytes, str]:
@@ -187,10 +205,14 @@ def escaping_symlinks(symlinks: Mapping[bytes, bytes]) -> dict[bytes, str]:
 
     Links are followed through one another, as a kernel would; whatever is no link counts as a
     directory, so a dangling target is judged by where it would lead.
+
+    :raises RefusedError: ``code="too_many_steps"``: each link may lead through forty others, all of
+        them thousands of names long, and there may be a hundred thousand.
     """
     found = {}
+    steps = iter(range(MAX_LINK_STEPS))
     for path, target in symlinks.items():
-        if reason := _escape(path, target, symlinks):
+        if reason := _escape(path, target, symlinks, steps):
             found[path] = reason
     return found
 
@@ -213,8 +235,9 @@ def folded_symlink_violation(added: Iterable[bytes], symlinks: Iterable[bytes]) 
     ``a → elsewhere`` beside ``A/file``: legal apart, an escape together.
     """
     links = {_fold(link): link for link in symlinks}
-    for path in added:
-        for prefix in (path, *parents(path)):
+    seen: set[bytes] = set()
+    for path in added if links else ():
+        for prefix in (path, *new_parents(path, seen)):
             link = links.get(_fold(prefix))
             if link is not None and link != prefix:
                 return Violation("duplicate", path, f"differs from {printable(link)} in case only")
@@ -229,32 +252,41 @@ def _ntfs_name(text: str) -> str:
     return text.partition(":")[0].rstrip(" .").casefold()
 
 
-def _escape(path: bytes, target: bytes, symlinks: Mapping[bytes, bytes]) -> str | None:
-    at = path.split(b"/")[:-1]
+def _escape(
+    path: bytes, target: bytes, symlinks: Mapping[bytes, bytes], steps: Iterator[int]
+) -> str | None:
+    at = path.rpartition(b"/")[0]
     todo = target.split(b"/")[::-1]
     followed = 1
     if target.startswith(b"/"):
         return "is an absolute symbolic link"
     while todo:
         component = todo.pop()
+        if next(steps, None) is None:
+            raise RefusedError(
+                f"symbolic links that take over {MAX_LINK_STEPS} steps to follow",
+                code="too_many_steps",
+            )
         if component in (b"", b"."):
             continue
         if component == b"..":
             if not at:
                 return "is a symbolic link that leads out of the tree"
-            at.pop()
+            at = at.rpartition(b"/")[0]
             continue
         if is_dotgit(component):
             return "is a symbolic link into .git"
-        at.append(component)
-        onward = symlinks.get(b"/".join(at))
+        below = at + b"/" + component if at else component
+        if len(below) > MAX_PATH_BYTES:
+            return f"is a symbolic link to a path over {MAX_PATH_BYTES} bytes"
+        onward = symlinks.get(below)
         if onward is None:
+            at = below
             continue
         followed += 1
         if followed > _MAX_SYMLINKS_FOLLOWED:
             return "is a symbolic link that never ends"
         if onward.startswith(b"/"):
             return "is a symbolic link that leads to an absolute one"
-        at.pop()
         todo.extend(onward.split(b"/")[::-1])
     return None

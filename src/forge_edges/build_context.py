@@ -7,6 +7,7 @@ Source: B-52; sandbox.md, Images; docs/reference/dockerfile.md.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -18,7 +19,7 @@ from anyio import from_thread
 
 from forge_core.contract import DOCKERFILE_PATH
 from forge_core.dockerignore import Ignore
-from forge_core.tree_rules import MODE_TREE, TreeEntry, parents
+from forge_core.tree_rules import MODE_TREE, TreeEntry, new_parents
 from forge_edges.git import Repository
 from forge_edges.process import Bounds
 from forge_edges.tree_archive import END_OF_ARCHIVE, Owner, check_size, read_tree, tree_entries
@@ -60,5 +61,8 @@ def _sent(entries: Sequence[TreeEntry], ignore: Ignore) -> list[TreeEntry]:
         from_thread.check_cancelled()
         if not ignore.excludes(entry.path.decode("utf-8", "surrogateescape")):
             kept.add(entry.path)
-    needed = {p for e in entries if e.mode != MODE_TREE and e.path in kept for p in parents(e.path)}
+    needed: set[bytes] = set()
+    for entry in entries:
+        if entry.mode != MODE_TREE and entry.path in kept:
+            deque(new_parents(entry.path, needed), maxlen=0)
     return [entry for entry in entries if entry.path in kept or entry.path in needed]

@@ -274,6 +274,8 @@ class _named_refusals(AbstractContextManager[None]):  # noqa: N801 - used as a w
                 raise _refused("size", "it makes Git say too much") from error
             case RefusedError(code="too_many_entries"):
                 raise _refused("files", f"its tree has {error}") from error
+            case RefusedError(code="too_many_steps"):
+                raise _refused("symlink", f"it has {error}") from error
             case RefusedError(code="git_failed" | "malformed"):
                 raise _refused("objects", str(error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import sys
 
 import pytest
 from hypothesis import given
@@ -97,6 +98,42 @@ def test_links_are_followed_as_a_kernel_would(
     links: dict[bytes, bytes], escaping: set[bytes]
 ) -> None:
     assert set(escaping_symlinks(links)) == escaping
+
+
+def test_links_that_take_too_long_to_follow_are_refused_as_a_whole() -> None:
+    detour = b"d/" * 800 + b"../" * 800
+    links = {b"%04d" % n: detour + b"%04d" % (n + 1) for n in range(100)}
+    with pytest.raises(RefusedError, match="over 4000000 steps") as refused:
+        escaping_symlinks(links)
+    assert refused.value.code == "too_many_steps"
+    assert set(escaping_symlinks({b"a": b"d/" * 2_000, b"b": b"a/" + b"d/" * 2_000})) == {b"b"}
+
+
+def test_a_deep_tree_costs_no_more_than_its_names() -> None:
+    def steps(depth: int) -> int:
+        above = [b"/".join([b"d"] * n) for n in range(1, depth + 1)]
+        files = [above[-1] + b"/%d" % n for n in range(1_000)]
+        entries = [TreeEntry(MODE_TREE, OLD, path) for path in above]
+        entries += [TreeEntry(MODE_FILE, OLD, path, 1) for path in files]
+        changes = [Change(e.path, 0, "", e.mode, e.object_id) for e in entries]
+        link = TreeEntry(MODE_SYMLINK, NEW, b"link", 1)
+        counted = 0
+
+        def count(*_: object) -> object:
+            nonlocal counted
+            counted += 1
+            return count
+
+        before = sys.gettrace()
+        sys.settrace(count)
+        try:
+            assert input_violation(entries) is None
+            assert changes_violation(changes, [link], {NEW: b"x"}) is None
+        finally:
+            sys.settrace(before)
+        return counted
+
+    assert steps(100) < 2 * steps(1)
 
 
 NAMES = st.sampled_from([b"a", b"b", b"c"])
