@@ -26,7 +26,8 @@ MAX_INIT_BYTES: Final = 1024 * 1024
 8 MiB, Linux starts programs with twice as much (execve(2), limits on the size of arguments)."""
 
 STILL_PREPARING: Final = b"\n"
-"""No frame: until it has its orders, PID 1 waits a minute more from each of these."""
+"""No frame: until it has its orders, PID 1 waits a minute more from each of these, and says again
+that it is ready."""
 
 DEADLINE_EXIT_CODES: Final = {70: Deadline.LEASE, 71: Deadline.HARD_WALL, 72: Deadline.IDLE}
 

@@ -71,6 +71,25 @@ async def test_pid_1_waits_for_as_long_as_the_workspace_takes(
 
 
 @pytest.mark.requirement("B-70")
+async def test_a_pid_1_that_ends_while_the_workspace_is_unpacked_ends_the_attempt_at_once(
+    tmp_path: Path, engine: Engine, runner_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "PREPARING_MS", WAIT_MS // 10)
+    unpack_slowly(monkeypatch, anyio.sleep_forever)
+    ends_at_once = IMPATIENT.replace(
+        "                self._say_ready()\n", "                os._exit(9)\n"
+    )
+    assert ends_at_once != IMPATIENT
+    sandbox = {"supervisor_source": ends_at_once, "supervisor_ready_ms": 2 * WAIT_MS}
+    async with real_bridge(tmp_path, engine, runner_id) as bridge:
+        attempt_id = await bridge.run("true", sandbox=sandbox)
+        result = await bridge.hub.over(attempt_id)
+        assert result["failureCode"] == "supervisor_lost"
+        assert "ended with 9" in result["summary"]
+        await bridge.until_idle()
+
+
+@pytest.mark.requirement("B-70")
 async def test_pid_1_does_not_wait_for_a_bridge_that_says_nothing(
     tmp_path: Path, engine: Engine, runner_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ class Pid1:
         for line in self._lines.feed(data):
             if line == b"" and self._phase is real.Phase.WAITING:
                 self._phase_ends_ms = now + real.INIT_WAIT_MS
+                self._outbox.control(type="ready", version=1, pid=1)
                 continue
             try:
                 self._take(real.decode_frame(line), now)

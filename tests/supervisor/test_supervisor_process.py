@@ -562,6 +562,7 @@ def test_an_empty_line_lets_it_wait_as_long_again_for_its_init(start: Start) -> 
         time.sleep(0.1)
     pid1.send(b"", init_frame("echo", "at last"))
     assert pid1.end() == 0
+    assert len(pid1.of_type("ready")) > 2, "nobody would see that it is still there"
     assert pid1.text() == "at last\n"
     assert pid1.refusals() == {}
 

@@ -71,6 +71,8 @@ class _Conversation:
         self._ready_ms = 0
         self._has_orders = False
         self._started = anyio.Event()
+        self._over = anyio.Event()
+        self._unanswered = 0
         self._renewals = Renewals(context.run)
         self._refused_frames = 0
         self._output_bytes = 0
@@ -92,15 +94,18 @@ class _Conversation:
                     await self._until_ready(stream)
                 if not self._ready:
                     raise self._lost(f"it did not say that it is ready within {ready_ms} ms")
+                tasks.start_soon(self._listen, stream, preparing.cancel_scope)
                 await self._bid_wait(stream, filled)
-            await self._context.enter_agent()
-            tasks.start_soon(self._require_start, ready_ms)
-            # From here on renewals are handed on; one that came before is in the orders.
-            with self._renewals.taken():
-                await self._give_orders(stream)
-                tasks.start_soon(self._renewals.hand_on, partial(self._send, stream))
-                while (piece := await stream.receive()) is not None:
-                    await self._take(piece)
+                if not filled.is_set():
+                    preparing.cancel_scope.cancel()
+            if filled.is_set() and not self._over.is_set():
+                await self._context.enter_agent()
+                tasks.start_soon(self._require_start, ready_ms)
+                # From here on renewals are handed on; one that came before is in the orders.
+                with self._renewals.taken():
+                    await self._give_orders(stream)
+                    tasks.start_soon(self._renewals.hand_on, partial(self._send, stream))
+                    await self._over.wait()
             self._logs.end()
             await self._logs.flush()
             tasks.cancel_scope.cancel()
@@ -163,16 +168,28 @@ class _Conversation:
         filled.set()
 
     async def _bid_wait(self, stream: Attachment, filled: anyio.Event) -> None:
-        """Keep PID 1 waiting for as long as the workspace takes.
+        """Keep PID 1 waiting for as long as the workspace takes, or until it answers no more.
 
         That has bounds of its own, and the lease ends it.  PID 1's bound is for a bridge that
-        dies, or stands still, meanwhile: then nobody says this any more.
+        dies, or stands still, meanwhile: then nobody says this any more.  Ours is for a PID 1 that
+        has died: Docker ends its output only when nothing is unpacked into the container any more.
         """
         while not filled.is_set():
+            if self._unanswered * PREPARING_MS >= self._context.settings.supervisor_ready_ms:
+                self._context.run.log.warning("PID 1 does not answer; its end is looked at")
+                return
             with anyio.move_on_after(PREPARING_MS / 1000):
                 await filled.wait()
                 return
+            self._unanswered += 1
             await self._tell(stream, STILL_PREPARING, "bid PID 1 wait")
+
+    async def _listen(self, stream: Attachment, preparing: anyio.CancelScope) -> None:
+        """To the end of its output, which is the end of the preparations as well."""
+        while (piece := await stream.receive()) is not None:
+            await self._take(piece)
+        self._over.set()
+        preparing.cancel()
 
     async def _until_ready(self, stream: Attachment) -> None:
         context = self._context
@@ -250,6 +267,11 @@ class _Conversation:
         match frame:
             case SupervisorReady() if not self._ready:
                 self._ready, self._ready_ms = True, self._context.runner.clock.now_ms()
+            case SupervisorReady():
+                self._unanswered = 0
+            case _ if not self._has_orders:
+                # It has nothing to run yet, so that it has nothing to tell either.
+                return
             case ProcessStarted():
                 self._started.set()
                 if run.state.lease is not None and run.state.lease.hard_wall_at_ms is None:
@@ -287,7 +309,8 @@ class _Conversation:
             inspected = await context.place.programs.inspect_container(context.agent_container)
             if not inspected["State"]["Running"]:
                 raise
-            raise self._lost("it closed its output and went on") from None
+            does = "closed its output" if self._over.is_set() else "answered no more"
+            raise self._lost(f"it {does} and went on") from None
         except EngineNotFound as error:
             raise StageFailed(
                 FailureCode.ENGINE_LOST, f"the agent's container is gone: {error}"
