@@ -2,7 +2,8 @@
 
 An image is a *candidate* until it has passed its gates, and *promoted* after: two names, so that
 whoever looks at the engine sees which is which.  One whose key another image has got is
-*superseded*: without a name it could not be told from what others made of it.  The domain is one
+*superseded*.  No name of ours is ever taken from one of our images by another: without a name it
+could not be told from what others made of it, and nobody would remove it.  The domain is one
 that nobody can have (RFC 2606), so that no tool that is given such a name can fetch another image
 under it.
 """
@@ -50,14 +51,18 @@ class ImageIdentity:
         """``name:tag`` after the gates."""
         return f"{self._name}:{self.image_key}"
 
-    @property
-    def candidate(self) -> str:
-        """``name:tag`` before them."""
-        return f"{self._name}:{_CANDIDATE}{self.image_key}"
+    def candidate(self, build_id: str) -> str:
+        """``name:tag`` before them; one for each build, of 32 hexadecimal digits."""
+        return f"{self._name}:{_CANDIDATE}{self.image_key}-{build_id}"
 
     def superseded(self, image_id: str) -> str:
         """``name:tag`` of the image that had the key before; one for each of them."""
         return f"{self._name}:{_SUPERSEDED}{image_id.removeprefix('sha256:')}"
+
+    def is_passing(self, name: str) -> bool:
+        """Whether an image has this name for a while only: as a candidate, or superseded."""
+        prefixes = (f"{_CANDIDATE}{self.image_key}", _SUPERSEDED)
+        return name.startswith(tuple(f"{self._name}:{prefix}" for prefix in prefixes))
 
     def is_on(self, inspected: Mapping[str, Any]) -> bool:
         """Whether the engine says that an image carries :attr:`labels`."""

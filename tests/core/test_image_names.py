@@ -16,6 +16,8 @@ keys = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
 identities = st.builds(ImageIdentity, ids, ids, ids, keys)
 REFERENCE = re.compile(r"forge\.invalid/[a-z0-9][a-z0-9-]*:[a-z0-9][a-z0-9-]{0,127}")
 
+BUILD = "0" * 32
+
 
 @pytest.mark.requirement("B-27")
 @given(identities)
@@ -26,15 +28,25 @@ def test_labels_read_back(identity: ImageIdentity) -> None:
 
 @given(identities)
 def test_names_are_references_that_no_registry_serves(identity: ImageIdentity) -> None:
-    assert identity.promoted != identity.candidate
     assert REFERENCE.fullmatch(identity.promoted)
-    assert REFERENCE.fullmatch(identity.candidate)
+    assert REFERENCE.fullmatch(identity.candidate(BUILD))
+
+
+@pytest.mark.requirement("B-89")
+@given(identities)
+def test_each_build_has_a_name_that_is_known_for_what_it_is(identity: ImageIdentity) -> None:
+    candidates = {identity.candidate(BUILD), identity.candidate("1" * 32)}
+    assert len(candidates) == 2
+    superseded = identity.superseded(f"sha256:{identity.image_key}")
+    assert all(map(identity.is_passing, (*candidates, superseded)))
+    assert not identity.is_passing(identity.promoted)
 
 
 @given(identities, identities)
 def test_runners_never_share_a_name(one: ImageIdentity, other: ImageIdentity) -> None:
     same = (one.runner_id, one.image_key) == (other.runner_id, other.image_key)
-    assert ({one.promoted, one.candidate} & {other.promoted, other.candidate} != set()) == same
+    names = [{i.promoted, i.candidate(BUILD)} for i in (one, other)]
+    assert (set.intersection(*names) != set()) == same
 
 
 @pytest.mark.requirement("B-80")

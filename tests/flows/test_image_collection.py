@@ -206,11 +206,14 @@ async def test_the_start_removes_what_was_never_promoted(tmp_path: Path) -> None
         candidate = replace(whole, image_key=f"{3:064x}", image_id=f"sha256:{3:064x}")
         promoted = replace(whole, image_key=f"{4:064x}", image_id=f"sha256:{4:064x}")
         mine = images.identity(whole)
-        images.put_into_engine(whole, mine.promoted, mine.candidate)
-        images.put_into_engine(candidate, images.identity(candidate).candidate)
+        images.put_into_engine(whole, mine.promoted, mine.candidate("0" * 32))
+        again = replace(candidate, image_id=f"sha256:{5:064x}")
+        images.put_into_engine(candidate, images.identity(candidate).candidate("0" * 32))
+        images.put_into_engine(again, images.identity(candidate).candidate("1" * 32))
         images.put_into_engine(promoted, images.identity(promoted).promoted, "somebody:else")
         foreign = ImageIdentity("another-runner", TRUST_DOMAIN, "project", candidate.image_key)
-        engine.images["sha256:f"] = EngineImage("sha256:f", (foreign.candidate,), foreign.labels)
+        theirs = foreign.candidate("0" * 32)
+        engine.images["sha256:f"] = EngineImage("sha256:f", (theirs,), foreign.labels)
         strange = EngineImage("sha256:e", ("my:own",), images.identity(candidate).labels)
         engine.images["sha256:e"] = strange
         del engine.images[lost.image_id]
@@ -218,9 +221,9 @@ async def test_the_start_removes_what_was_never_promoted(tmp_path: Path) -> None
         images = Store(bridge, engine, builder, disk)
         assert set(images.index) == {whole.image_key}
         assert engine.images[whole.image_id].names == (mine.promoted,)
-        assert candidate.image_id not in engine.images
+        assert not {candidate.image_id, again.image_id} & {*engine.images}
         assert engine.images[promoted.image_id].names == ("somebody:else",)
-        assert engine.images["sha256:f"].names == (foreign.candidate,)
+        assert engine.images["sha256:f"].names == (theirs,)
         assert engine.images["sha256:e"] == strange
 
 

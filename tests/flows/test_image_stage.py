@@ -415,6 +415,22 @@ async def test_an_image_of_somebody_else_is_not_touched_under_a_name_of_ours(
         assert at.engine.images == {theirs.id: replace(theirs, names=(request.tag,))}
 
 
+@pytest.mark.requirement("B-89")
+async def test_an_image_whose_record_is_missing_goes_when_another_takes_its_name(
+    tmp_path: Path,
+) -> None:
+    async with project(tmp_path) as at:
+        commit = at.commit(FILES)
+        first = await at.run(commit)
+        await at.result(first)
+        images = at.bridge.service.runner.images
+        assert images is not None
+        await images.records.index.remove(at.event(first, "image.resolved")["imageKey"])
+        second = await at.run(commit)
+        assert (await at.result(second))["outcome"] == "succeeded"
+        assert [*at.engine.images] == [at.event(second, "image.resolved")["digest"]]
+
+
 @pytest.mark.requirement("B-27")
 @pytest.mark.parametrize("what", ["gone", "relabelled", "with a volume"])
 async def test_the_index_is_not_believed_blindly(tmp_path: Path, what: str) -> None:

@@ -98,10 +98,12 @@ class Build:
     _stage: str = SIGNATURES
     _output: BuildOutput = field(init=False)
     _leftovers: Leftovers = field(init=False)
+    _candidate: str = field(init=False)
 
     def __post_init__(self) -> None:
         self._output = BuildOutput(self.context.run.masker)
         self._leftovers = Leftovers(self.context.engine, self.identity)
+        self._candidate = self.identity.candidate(self.context.runner.clock.new_id())
 
     async def run(self) -> CachedImage:
         """Build, prove, promote.
@@ -134,7 +136,7 @@ class Build:
     async def _build(self) -> BuiltImage:
         context, recipe, identity = self.context, self.recipe, self.identity
         request = BuildRequest(
-            tag=identity.candidate,
+            tag=self._candidate,
             dockerfile=DOCKERFILE_PATH,
             sources=recipe.sources,
             labels=identity.labels,
@@ -144,7 +146,7 @@ class Build:
         async with self.slots:
             await context.tell(EventType.BUILD_STARTED, EMPTY)
             started_at = context.runner.clock.utc()
-            self._leftovers.names.append(identity.candidate)
+            self._leftovers.names.append(self._candidate)
             async with aclosing(recipe.open_context()) as files:
                 image_id = await self.builder.build(request, files, on_output=self._output.feed)
             self._leftovers.built = image_id
@@ -152,7 +154,7 @@ class Build:
             await context.tell(EventType.BUILD_FINISHED, EMPTY)
         return BuiltImage(
             image_id=image_id,
-            reference=identity.candidate,
+            reference=self._candidate,
             image_key=identity.image_key,
             project_id=identity.project_id,
             repository=recipe.approved.repository,
@@ -197,10 +199,10 @@ class Build:
         )
 
     async def _require_unmoved(self, image_id: str) -> Mapping[str, Any]:
-        inspected = await self.context.engine.inspect_image(self.identity.candidate)
+        inspected = await self.context.engine.inspect_image(self._candidate)
         if inspected.get("Id") != image_id:
             raise _denied(
-                f"cannot use the image of the project: {self.identity.candidate} names "
+                f"cannot use the image of the project: {self._candidate} names "
                 f"{inspected.get('Id')} now, and {image_id} was built"
             )
         return inspected
@@ -209,8 +211,10 @@ class Build:
         identity, now_ms = self.identity, self.context.runner.clock.unix_seconds() * 1000
         await self.records.attestations.put_set(identity.image_key, evidence)
         former = self.records.index.images.get(identity.image_key)
-        if former is not None and former.image_id != image_id:
+        if former is not None:
             await self._leftovers.supersede(former.image_id)
+        # One whose record could not be written, and whose name could not be taken away.
+        await self._leftovers.supersede(identity.promoted)
         await self.context.engine.tag_image(image_id, identity.promoted)
         self._leftovers.names.append(identity.promoted)
         image = CachedImage(identity.image_key, image_id, identity.project_id, now_ms, now_ms)

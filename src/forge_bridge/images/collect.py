@@ -159,11 +159,10 @@ class ImageCollector:
             promoted = self.pipeline.records.index.images.get(identity.image_key)
             if not is_free:
                 return
-            doomed = {identity.candidate, identity.superseded(image.id)}
-            if promoted is None or promoted.image_id != image.id:
-                doomed.add(identity.promoted)
-            for name in doomed.intersection(image.names):
-                await self._take_name_away(name, image.id)
+            is_promoted = promoted is not None and promoted.image_id == image.id
+            for name in image.names:
+                if identity.is_passing(name) or (name == identity.promoted and not is_promoted):
+                    await self._take_name_away(name, image.id)
 
     def _held_keys(self) -> set[str]:
         return self.pipeline.held(self.runner.attempts.keys())

@@ -56,6 +56,9 @@ PROVENANCE: Final = "provenance"
 BILL_NAME: Final = "sbom.spdx.json"
 REPORT_NAME: Final = "vulnerabilities.json"
 
+AT_ONCE_BYTES: Final = 16_384
+"""Of documents in JSON, which are read, hashed and signed in less than a millisecond."""
+
 T = TypeVar("T")
 logger = structlog.get_logger(__name__)
 
@@ -238,7 +241,7 @@ class Gates:
             raise _unfit(f"{image.reference} names {named} now: somebody has moved the tag")
 
     async def _read(self, read: Callable[[], T], size_bytes: int) -> T:
-        return await off_loop(read, size_bytes, limiter=self._reading)
+        return await off_loop(read, size_bytes, at_once_bytes=AT_ONCE_BYTES, limiter=self._reading)
 
 
 def _require_signed(image_id: str, documents: Mapping[str, bytes], key: PublicKey) -> None:

@@ -29,10 +29,12 @@ class Leftovers:
     names: list[str] = field(default_factory=list)
     built: str | None = None
 
-    async def supersede(self, image_id: str) -> None:
-        """Let the image that had the key until now be found when it has lost its name."""
+    async def supersede(self, reference: str) -> None:
+        """Let an image that had the key until now be found when it has lost its name."""
         with suppress(EngineNotFound):
-            if self.identity.is_on(await self.engine.inspect_image(image_id)):
+            inspected = await self.engine.inspect_image(reference)
+            image_id = str(inspected["Id"])
+            if image_id != self.built and self.identity.is_on(inspected):
                 name = self.identity.superseded(image_id)
                 await self.engine.tag_image(image_id, name)
                 self.names.append(name)
