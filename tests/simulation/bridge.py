@@ -13,17 +13,28 @@ from typing import Any, Final
 import anyio
 
 from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachable
+from forge_bridge.images.gates import Gates
 from forge_bridge.runner import Identity, Runner
 from forge_core.errors import ForgeError
 
+from .builds import BuilderDoor, SimulatedBuilds, gate_tools
 from .disk import SimulatedDisk, SimulatedLedgers, SimulatedMessages, WatchedDisk
 from .engine import SimulatedEngine
 from .engine_door import EngineDoor
 from .git import SimulatedGit
 from .host import Machine, NoHostCommands, SimulatedHost
-from .images import NoBuilds, NoImages
+from .images import ATTESTATIONS, LOGS, SimulatedEvidence, SimulatedIndex
 from .network import ConnectionFactory, Network
-from .points import GIT_POINTS, HOST_POINTS, LEDGER_POINTS, MESSAGE_POINTS, Surrounded
+from .points import (
+    BUILDER_POINTS,
+    EVIDENCE_POINTS,
+    GIT_POINTS,
+    HOST_POINTS,
+    LEDGER_POINTS,
+    MESSAGE_POINTS,
+    RECORD_POINTS,
+    Surrounded,
+)
 from .remote import URL
 from .setup import SANDBOX, THIS_RUNNER, Setup
 from .world import SimulatedClock, World
@@ -105,11 +116,20 @@ class Life:
             ledgers=Surrounded(SimulatedLedgers(host.disk, clock.utc), self._reach, LEDGER_POINTS),
             repositories=OneRepository(),
             connections=ConnectionFactory(host.network, self.process, self._sent, self._reach),
-            builder=NoBuilds(),
-            gates=NoBuilds(),
-            images=NoImages(),
-            build_logs=NoImages(),
-            attestations=NoImages(),
+            builder=Surrounded(
+                BuilderDoor(host.builds, self.process, self._before), self._reach, BUILDER_POINTS
+            ),
+            gates=Gates(
+                self.engine,
+                gate_tools(host.builds),
+                enforced=True,
+                trust_domain_id=identity.trust_domain_id,
+                runner_id=identity.runner_id,
+                utc=clock.utc,
+            ),
+            images=Surrounded(SimulatedIndex(host.disk), self._reach, RECORD_POINTS),
+            build_logs=self._evidence(LOGS, clock),
+            attestations=self._evidence(ATTESTATIONS, clock),
         )
         async with anyio.create_task_group() as tasks:
             self.service = await assemble(
@@ -124,6 +144,10 @@ class Life:
             host.setup.show(self.service.runner)
             await self.service.run(self._stop)
             tasks.cancel_scope.cancel()
+
+    def _evidence(self, directory: str, clock: SimulatedClock) -> Surrounded:
+        store = SimulatedEvidence(self._host.disk, directory, lambda: clock.unix_seconds() * 1000)
+        return Surrounded(store, self._reach, EVIDENCE_POINTS)
 
     async def _before(self, what: str, arguments: tuple[Any, ...]) -> None:
         await self._never_if_dead()
@@ -158,6 +182,7 @@ class BridgeHost:
         network: Network,
         setup: Setup,
         machine: Machine,
+        builds: SimulatedBuilds,
         before_effect: Callable[[Life, str, tuple[Any, ...]], None],
         before_send: Callable[[Life, str, Mapping[str, object]], None],
     ) -> None:
@@ -168,6 +193,7 @@ class BridgeHost:
         self.network = network
         self.setup = setup
         self.machine = machine
+        self.builds = builds
         self.before_effect = before_effect
         self.before_send = before_send
         self.lives: list[Life] = []

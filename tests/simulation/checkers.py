@@ -17,6 +17,8 @@ Each checker has a name, which a violation begins with:
 ``outcome``       a result never changes, and no fault that is simulated is an ``internal_error``
 ``protocol``      what the hub is told is what its models say
 ``exactly once``  what comes again is the same message
+
+Those of networks, services and the host are in ``wall_checkers``, of images in ``image_checkers``.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from .engine import Container
 from .final_checkers import check_delivery, check_publications, check_reports
 from .host import HostProcess
 from .hub import KILL_GRACE_MS, REPLAYED
+from .image_checkers import ImageCheckers
 from .network import FORGED_SEQUENCE
 from .setup import SLOTS, THIS_RUNNER
 from .wall_checkers import SLACK_MS, SLOW_DISK_MS, TICK_MS, WallCheckers
@@ -85,6 +88,7 @@ class Checkers:
         self._start_heard_ms: dict[Key, int] = {}
         self.trouble_ms = 0
         self.walls = WallCheckers(self)
+        self.images = ImageCheckers(self)
 
     # -- what others tell -----------------------------------------------------------------------
 
@@ -145,6 +149,7 @@ class Checkers:
         """It is on disk for good."""
         if path.startswith(LEDGERS) and path.endswith(".ledger"):
             self._note_messages(path, data)
+        self.images.synced(path, data)
 
     def delivered(self, target: str, payload: Mapping[str, Any]) -> None:
         """The bridge hears something that may move a lease."""
@@ -190,6 +195,7 @@ class Checkers:
             case "create_container":
                 self._search(what, json.dumps(arguments[1]).encode())
                 self._require_intent(arguments[0], arguments[1]["Labels"])
+                self.images.asks_for_container(arguments[1])
             case "create_volume" | "create_network":
                 labels = arguments[1]
                 self._require_intent(arguments[0], labels.get("Labels", labels))
@@ -203,6 +209,10 @@ class Checkers:
                 self._search(what, said)
                 self._require_intent(name, program.labels)
                 self.walls.starts_on_host(life, program.labels)
+            case "build":
+                self._search(what, repr(arguments).encode())
+            case "remove_image":
+                self.images.asks_to_remove(life, *arguments)
             case "send":
                 self._check_init(life, *arguments)
             case _ if what.startswith(("start_", "remove_", "connect_", "disconnect_")):
@@ -367,7 +377,8 @@ class Checkers:
             and not self.simulation.engine.is_replaced
             and not self._ours()
             and not self.simulation.hub.live()
-            and not (on_disk_too and self._files())
+            and not self.simulation.builds.running
+            and not (on_disk_too and (self._files() or self.images.left()))
         )
 
     def _files(self) -> list[str]:
@@ -395,6 +406,8 @@ class Checkers:
         require(not believed, "nothing left", f"the hub believes that these run: {believed}")
         files = self._files()
         require(not files, "nothing left", f"on disk: {files}")
+        images = self.images.left()
+        require(not images, "nothing left", f"of images: {images}")
         for resource in simulation.foreign:
             there = resource in simulation.engine.resources()
             require(there, "foreign", f"{resource.name} is gone")

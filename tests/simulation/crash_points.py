@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final
 
+from .builds import BUILT
 from .containers import AgentPlan
 from .simulation import Outcome, Simulation, simulate
 from .work import Attempt
@@ -54,7 +55,10 @@ ENDED: Final = replace(PLAIN, hard_wall_ms=1_500)
 ON_HOST: Final = replace(PLAIN, runs_on="host")
 """Has no container at all."""
 
-VARIANTS: Final = (SURROUNDED, ENDED, ON_HOST)
+BUILDING: Final = replace(PLAIN, approved=BUILT)
+"""Is run in an image that has to be built first."""
+
+VARIANTS: Final = (SURROUNDED, ENDED, ON_HOST, BUILDING)
 
 
 def crash_points(attempt: Attempt = PLAIN) -> tuple[CrashPoint, ...]:

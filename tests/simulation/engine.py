@@ -127,6 +127,9 @@ class Thing:
     stale_endpoints: set[str] = field(default_factory=set)
 
 
+Contents = tuple[dict[str, Container], dict[str, Thing], dict[str, Thing], dict[str, EngineImage]]
+
+
 class SimulatedEngine:
     """What stands behind the socket; :class:`.engine_door.EngineDoor` is the way to it.
 
@@ -157,9 +160,10 @@ class SimulatedEngine:
         self.watch = watch
         self._programs = programs
         self.images = {digest: EngineImage(digest, (), {}) for digest in images}
+        self.on_image_removed: Callable[[EngineImage], None] = lambda _image: None
         self._numbers = itertools.count(1)
-        self._elsewhere: tuple[dict[str, Container], dict[str, Thing], dict[str, Thing]] | None
-        self._elsewhere = None
+        self._pulled = dict(self.images)
+        self._elsewhere: Contents | None = None
 
     # -- what happens to the daemon --------------------------------------------------------------
 
@@ -193,8 +197,9 @@ class SimulatedEngine:
             for container in self.containers.values():
                 if container.status == "running":
                     self._kill(container)
-        here = (self.containers, self.volumes, self.networks)
-        self.containers, self.volumes, self.networks = self._elsewhere or ({}, {}, {})
+        here = (self.containers, self.volumes, self.networks, self.images)
+        there = self._elsewhere or ({}, {}, {}, dict(self._pulled))
+        self.containers, self.volumes, self.networks, self.images = there
         self._elsewhere = None if self._elsewhere is not None else here
         self.id = "engine-1" if self._elsewhere is None else "engine-2"
         self.world.note(PROCESS, f"is {self.id} from here on")
@@ -210,7 +215,7 @@ class SimulatedEngine:
             return self.resources()
         if self._elsewhere is None:
             return []
-        containers, volumes, networks = self._elsewhere
+        containers, volumes, networks, _ = self._elsewhere
         things = (*networks.values(), *volumes.values())
         return [c.resource for c in containers.values()] + [t.resource for t in things]
 
@@ -348,7 +353,8 @@ class SimulatedEngine:
     def inspect_image(self, reference: str) -> Mapping[str, Any]:
         """As the port says."""
         image = self._image(reference, f"inspect image {reference}")
-        return {"Id": image.id, "Os": "linux", "Config": {"Labels": dict(image.labels)}}
+        labels = {"Labels": dict(image.labels)}
+        return {"Id": image.id, "RepoTags": list(image.names), "Os": "linux", "Config": labels}
 
     def tag_image(self, reference: str, name: str) -> None:
         """As the port says."""
@@ -370,6 +376,8 @@ class SimulatedEngine:
             self.images[image.id] = replace(image, names=names)
         else:
             del self.images[image.id]
+            self.world.note(PROCESS, f"removes image {image.id[:15]}")
+            self.on_image_removed(image)
 
     def _image(self, reference: str, action: str) -> EngineImage:
         """By id, by digest, or by name."""

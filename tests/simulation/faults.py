@@ -30,6 +30,8 @@ class Faults:
     Git: ``git_refuses`` a commit or a bundle.  Hub: ``hub_errs`` answers with an error.
     Remote: ``remote_away`` for a moment, ``remote_refuses`` for good, ``remote_slow`` to carry out
     a push or to answer it; ``remote_human`` pushes too.
+    Images: ``build_fails`` in a step, ``build_lost`` breaks the connection once the image is there;
+    ``builder_away`` for a moment; ``gate_refuses`` an image, a signature, or to work at all.
     """
 
     engine_slow: float = 0.0
@@ -65,15 +67,25 @@ class Faults:
     remote_refuses: float = 0.0
     remote_slow: float = 0.0
     remote_human: float = 0.0
+    build_fails: float = 0.0
+    build_lost: float = 0.0
+    builder_away: float = 0.0
+    gate_refuses: float = 0.0
 
     @classmethod
-    def of(cls, rng: random.Random) -> Faults:
-        """Those of one seed: few kinds or about half of them, from rare to frequent."""
+    def of(cls, rng: random.Random, builds: random.Random) -> Faults:
+        """Those of one seed: few kinds or about half of them, from rare to frequent.
+
+        :param builds: chooses those of images, which few seeds would try otherwise.
+        """
         chosen = cls()
         share = rng.choice(SHARES)
         for name, most in MOST.items():
             if rng.random() < share:
                 setattr(chosen, name, most * rng.random() ** 2)
+        for name in OF_BUILDS:
+            if builds.random() < SHARES[-1]:
+                setattr(chosen, name, MOST[name] * builds.random())
         return chosen
 
     def stop(self) -> None:
@@ -118,5 +130,10 @@ MOST = {
     "remote_refuses": 0.2,
     "remote_slow": 0.5,
     "remote_human": 0.3,
+    "build_fails": 0.4,
+    "build_lost": 0.5,
+    "builder_away": 0.3,
+    "gate_refuses": 0.5,
 }
+OF_BUILDS = ("build_fails", "build_lost", "builder_away", "gate_refuses")
 assert set(MOST) == {field.name for field in fields(Faults)}

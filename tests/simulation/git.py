@@ -21,7 +21,7 @@ class SimulatedGit:
     """:class:`forge_core.ports.GitStore`; the store outlives the process.
 
     :ivar refs: what was imported, by ref.
-    :ivar files: what every commit has, by path.
+    :ivar commits: what a commit has, by path, where it has anything.
     :ivar on_push: told of a push before it leaves: branch and commit.
     """
 
@@ -29,7 +29,7 @@ class SimulatedGit:
         self.on_push: Callable[[str, str], None] = lambda *_: None
         self._remote = remote
         self.refs: dict[str, str] = {}
-        self.files: dict[str, bytes] = {}
+        self.commits: Mapping[str, Mapping[str, bytes]] = {}
         self._world = world
         self._faults = faults
         self._rng = world.rng("git")
@@ -63,20 +63,20 @@ class SimulatedGit:
     ) -> bytes | None:
         """See the port."""
         await anyio.sleep(self._rng.uniform(0.01, 0.2))
-        return self.files.get(path)
+        return self.commits.get(commit, {}).get(path)
 
     async def read_files(
         self, repository: str, commit: str, max_bytes: Mapping[str, int]
     ) -> Mapping[str, bytes | None]:
         """See the port."""
         await anyio.sleep(self._rng.uniform(0.01, 0.2))
-        return {path: self.files.get(path) for path in max_bytes}
+        return {path: self.commits.get(commit, {}).get(path) for path in max_bytes}
 
     async def build_context(
         self, repository: str, commit: str, *, ignore: Ignore | None, max_bytes: int
     ) -> AsyncGenerator[bytes]:
         """See the port; it is no tar, since nobody unpacks it."""
-        for path, content in sorted(self.files.items()):
+        for path, content in sorted(self.commits.get(commit, {}).items()):
             await anyio.sleep(self._rng.uniform(0.01, 0.2))
             if ignore is None or not ignore.excludes(path):
                 yield path.encode() + content

@@ -11,6 +11,9 @@ from unittest import mock
 import forge_bridge.attempt_run as attempt_run
 from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.flows import start, teardown
+from forge_bridge.images.collect import ImageCollector
+from forge_bridge.images.gates import Gates
+from forge_bridge.images.pipeline import ImagePipeline
 from forge_bridge.sandbox import publish
 from forge_core import offer_rules
 from forge_core.admission import Admission
@@ -66,13 +69,31 @@ def _free_subnets_early() -> Any:
     return mock.patch.object(start, "tear_down", tear_down)
 
 
+def _skip_gates() -> Any:
+    """What a gate says no to is used all the same."""
+    return mock.patch.object(Gates, "_refuse", return_value=None)
+
+
+def _hold_nothing() -> Any:
+    """Disk pressure takes images that attempts have, too."""
+    return mock.patch.object(ImagePipeline, "held", return_value=set())
+
+
+def _tidy_nothing() -> Any:
+    """What was never promoted stays."""
+    return mock.patch.object(ImageCollector, "_tidy_image", mock.AsyncMock())
+
+
 MUTATIONS: Final[dict[str, Callable[[], Any]]] = {
     "drop-record": _drop_record,
     "free-early": _free_early,
     "free-subnets-early": _free_subnets_early,
+    "hold-nothing": _hold_nothing,
     "ignore-expiry": _ignore_expiry,
     "overwrite": _overwrite,
     "skip-fence": _skip_fence,
+    "skip-gates": _skip_gates,
+    "tidy-nothing": _tidy_nothing,
 }
 
 

@@ -65,6 +65,9 @@ class Nemesis:
         self.kinds |= {name: do for name, do in people.items() if self._rng.random() < 0.7}
         self._stopped = False
         self._next()
+        self._images = simulation.world.rng("nemesis of images")
+        if any(attempt.approved for attempt in simulation.hub.attempts):
+            self._press()
 
     def stop(self) -> None:
         """Nothing new happens from here on."""
@@ -187,6 +190,17 @@ class Nemesis:
             disk.usage = replace(before, used_percent=40)
 
         self._for_a_while(30.0, clear)
+
+    def _press(self) -> None:
+        """Where there are images, the disk is full often enough for some to go."""
+        gap_s = self._images.uniform(15, 90)
+
+        def act() -> None:
+            if not self._stopped:
+                self._fill_disk()
+                self._press()
+
+        self._simulation.world.later("world", gap_s, act)
 
     def _cancel(self) -> None:
         live = self._simulation.hub.live()

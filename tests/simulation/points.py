@@ -89,6 +89,11 @@ def _on_host(request: str) -> Callable[..., str]:
     return lambda name, *_: f"{request} {'-'.join(name.split('-')[1:3])}"
 
 
+BUILDER_POINTS: Final[Names] = {"build": _always("build")}
+RECORD_POINTS: Final[Names] = {name: _always(f"{name} record") for name in ("put", "remove")}
+EVIDENCE_POINTS: Final[Names] = {
+    name: _always(f"{name} evidence") for name in ("put", "put_set", "remove")
+}
 HOST_POINTS: Final[Names] = {
     name: _on_host(name)
     for name in (

@@ -23,6 +23,10 @@ from .services import SERVICES
 IMAGE: Final = "sha256:" + "1" * 64
 THIS_RUNNER: Final = "runner-1"
 SLOTS: Final = 2
+KEPT_IMAGES: Final = 0
+KEPT_IMAGES_MS: Final = 1_000
+KEPT_EVIDENCE: Final = 2
+KEPT_EVIDENCE_MS: Final = 120_000
 POOLS: Final = tuple(IPv4Network(f"10.210.0.0/{prefix}") for prefix in (24, 25, 26))
 """The smallest has room for one attempt with a proxy, and nothing beside it."""
 
@@ -38,6 +42,11 @@ def settings(pool: IPv4Network, allows_host: bool) -> BridgeSettings:
         disk_high_watermark_percent=90,
         disk_low_watermark_percent=80,
         max_concurrent_sandboxes=SLOTS,
+        max_concurrent_sandbox_builds=SLOTS,
+        sandbox_image_retention_count=KEPT_IMAGES,
+        sandbox_image_retention_ttl_ms=KEPT_IMAGES_MS,
+        sandbox_audit_retention_count=KEPT_EVIDENCE,
+        sandbox_audit_retention_ttl_ms=KEPT_EVIDENCE_MS,
         stop_deadline_seconds=60,
         sandbox_subnet_pool=pool,
         allow_host_execution=allows_host,

@@ -18,6 +18,7 @@ from forge_core.subnet_pool import SUBNET_PREFIX
 from forge_core.wire.codes import ResourceKind
 
 from .bridge import BridgeHost
+from .builds import BUILT, COPIED, PROJECTS, REFERRED, UNBUILT, SimulatedBuilds
 from .checkers import Checkers
 from .containers import Helper, Pid1
 from .disk import SimulatedDisk
@@ -40,6 +41,10 @@ BESIDE: Final = {**EGRESS_PROGRAMS, **TOOLING_PROGRAMS}
 IMAGES: Final = frozenset({IMAGE, PROXY_IMAGE, *(s.image_id for s in SERVICES.values())})
 HOST_SHARE: Final = {False: 0.15, True: 0.6}
 """Of the attempts may run on the host, if its operator says so, too."""
+
+APPROVED: Final = (BUILT, BUILT, COPIED, REFERRED, UNBUILT)
+BUILDS_SHARE: Final = 0.6
+"""Of the seeds have projects with contracts."""
 
 MAX_STEPS: Final = 2_000_000
 TROUBLE_S: Final = 240.0
@@ -78,7 +83,9 @@ class Simulation:
         self._max_steps = max_steps
         self.faults_are_on = True
         self._restarts_asked = False
-        self.faults = Faults.of(world.rng("faults")) if faults else Faults()
+        self.faults = Faults()
+        if faults:
+            self.faults = Faults.of(world.rng("faults"), world.rng("faults of builds"))
         self.engine_may_be_late = self.faults.engine_slow > 0
         self.checkers = Checkers(world)
         self.checkers.simulation = self
@@ -90,6 +97,9 @@ class Simulation:
         self.git = SimulatedGit(world, self.faults, self.remote)
         self.git.on_push = self.checkers.before_push
         self.engine = SimulatedEngine(world, self.faults, self.checkers, self._program, IMAGES)
+        self.git.commits = PROJECTS
+        self.builds = SimulatedBuilds(world, self.faults, self.engine)
+        self.builds.on_build = self.checkers.images.build_begins
         self.machine = Machine(world, self.faults, self.checkers, self._host_program)
         walls = world.rng("setup")
         login = self.checkers.secret(f"canary-{walls.getrandbits(96):x}")
@@ -103,6 +113,7 @@ class Simulation:
             self.network,
             self.setup,
             self.machine,
+            self.builds,
             self.checkers.before_effect,
             self.checkers.before_send,
         )
@@ -153,10 +164,13 @@ class Simulation:
 
     def _plan_work(self) -> None:
         rng, walls = self.world.rng("work"), self.world.rng("walls")
+        projects = self.world.rng("projects")
+        approved = APPROVED if projects.random() < BUILDS_SHARE else (None,)
         self.hub.settings["hostFallbackEnabled"] = walls.random() < 0.8
         for attempt in planned(rng, walls):
             if walls.random() < HOST_SHARE[self.setup.allows_host]:
                 use_host(attempt, walls)
+            attempt.approved = projects.choice(approved)
             self.hub.attempts.append(attempt)
             if (at := rng.choice((None, None, COMMIT, COMMIT, "a" * 40))) is not None:
                 self.remote.branches[attempt.branch] = at

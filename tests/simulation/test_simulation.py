@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from .crash_points import (
+    BUILDING,
     ON_HOST,
     PLAIN,
     SURROUNDED,
@@ -37,8 +38,8 @@ HOW_OF_MANY = pytest.mark.parametrize(
     "power_cut", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["kill", "power-cut"]
 )
 RECORDED = ROOT / "tests/crash/points.txt"
-SCENARIOS = ("succeeds", "has_a_network", "is_cancelled", "runs_on_host")
-"""Of the real matrix, those that reach something of their own here; no build is simulated."""
+SCENARIOS = ("succeeds", "builds", "has_a_network", "is_cancelled", "runs_on_host")
+"""Of the real matrix, those that reach something of their own here."""
 GUARANTEES = ("B-04", "B-70", "B-72", "B-80", "B-81", "B-82", "B-83", "B-86", "B-87", "B-88")
 
 
@@ -122,6 +123,7 @@ def test_nor_does_one_of_a_recovery_with_walls(power_cut: bool, forgets: bool) -
     deaths = [(PLAIN, name) for name in FIRST_DEATHS]
     deaths += [(SURROUNDED, name) for name in MORE_FIRST_DEATHS]
     deaths.append((ON_HOST, "create_container host-agent:after"))
+    deaths += [(BUILDING, name) for name in ("build:before", "tag_image:after")]
     for attempt, name in deaths:
         first = CrashPoint(life=1, name=name, occurrence=1)
         seconds = recovery_points(attempt, first, forgets=forgets)

@@ -33,6 +33,7 @@ class Attempt:
     services: tuple[str, ...] = ()
     runs_on: str = "sandbox_preferred"
     host_until_s: float | None = None
+    approved: str | None = None
     fence: int = 0
     starts: int = 0
     next_offer_s: float = 0.0
@@ -105,6 +106,7 @@ def planned(rng: random.Random, walls: random.Random, most: int = 8) -> list[Att
 def offer_of(attempt: Attempt, offer_id: str, instance_id: str, expires_ms: int) -> dict[str, Any]:
     """May I?"""
     memory_bytes, pids = (2**30, 256) if attempt.services else (2**28, 64)
+    builds = {} if attempt.approved is None else {"builds": 1}
     return {
         "offerId": offer_id,
         "attemptId": attempt.id,
@@ -115,8 +117,15 @@ def offer_of(attempt: Attempt, offer_id: str, instance_id: str, expires_ms: int)
         "trustDomainId": "domain",
         "policy": attempt.runs_on,
         **_permission(attempt),
-        "resources": {"slots": 1, "memoryBytes": memory_bytes, "cpuMillis": 1000, "pids": pids},
+        "resources": {
+            "slots": 1,
+            "memoryBytes": memory_bytes,
+            "cpuMillis": 1000,
+            "pids": pids,
+            **builds,
+        },
         "repository": "sample",
+        **_approved(attempt),
         "expiresInMs": expires_ms,
         "requirements": {
             "networkPolicy": attempt.policy,
@@ -137,6 +146,7 @@ def start_of(dispatch: Dispatch, key: str) -> dict[str, Any]:
     return {
         **{name: offer[name] for name in (*names, "trustDomainId", "repository")},
         "inputCommit": COMMIT,
+        **_approved(attempt),
         "branch": attempt.branch,
         "agent": {"provider": "command", "argv": attempt.plan.argv()},
         "lease": {"ttlMs": attempt.ttl_ms, "sequence": 0, "key": key},
@@ -169,6 +179,10 @@ def _permission(attempt: Attempt) -> dict[str, Any]:
         return {}
     until = (EPOCH + timedelta(seconds=attempt.host_until_s)).isoformat(timespec="milliseconds")
     return {"hostFallback": {"reason": "a new engine", "expiresAt": until}}
+
+
+def _approved(attempt: Attempt) -> dict[str, Any]:
+    return {} if attempt.approved is None else {"approvedCommit": attempt.approved}
 
 
 def _mode(attempt: Attempt) -> str:
