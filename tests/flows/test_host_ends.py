@@ -16,6 +16,7 @@ import pytest
 from bridge_parts import (
     KEY,
     TRUST_DOMAIN,
+    Bridge,
     prepared,
     settings_for,
     wait_for,
@@ -37,6 +38,7 @@ from forge_bridge.state_root import StateRoot
 from forge_core import attempt as core
 from forge_core.attempt import Now
 from forge_core.attempt_records import moment_record
+from forge_core.errors import RefusedError
 from forge_core.labels import Owner, attempt_filter
 from forge_core.ports import HostProgram
 from forge_core.ready import RecordKind
@@ -267,6 +269,14 @@ async def leave(directory: Path, owner: Owner, *, has_ledger: bool) -> tuple[Loc
     return host, found
 
 
+async def reap_orphans(bridge: Bridge) -> dict[str, Any]:
+    """The hub's reap action; its outcome."""
+    identity = bridge.runner.identity
+    reap = {"requestId": "r", "runnerId": identity.runner_id, "scope": "orphans"}
+    bridge.hub.send("Reap", {**reap, "runnerInstanceId": identity.runner_instance_id})
+    return await bridge.hub.next("SubmitReapOutcome", requestId="r")
+
+
 @pytest.mark.requirement("B-86")
 async def test_what_resists_keeps_its_capacity_until_a_pass_has_removed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -287,11 +297,31 @@ async def test_what_resists_keeps_its_capacity_until_a_pass_has_removed_it(
             offer = bridge.offer(policy="host")
             bridge.hub.send("Offer", offer)
             assert (await bridge.hub.decision(offer))["reasonCode"] == "capacity_slots"
-        reap = {"requestId": "r", "runnerId": runner.identity.runner_id, "scope": "orphans"}
-        instance = runner.identity.runner_instance_id
-        bridge.hub.send("Reap", {**reap, "runnerInstanceId": instance})
-        outcome = await bridge.hub.next("SubmitReapOutcome", requestId="r")
+        outcome = await reap_orphans(bridge)
         assert (outcome["failed"], outcome["degradedReservationCount"]) == (0, 0)
+        await bridge.until_idle()
+        assert await held(bridge) == []
+
+
+@pytest.mark.requirement("B-86")
+async def test_a_result_that_something_may_still_write_is_a_failure_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on_host(tmp_path) as bridge:
+        remove = LocalHost.remove_container
+
+        async def resist(host: LocalHost, container: str) -> None:
+            if container.startswith("forge-host-agent-"):
+                raise RefusedError(f"cannot end {container}: it hides", code="process_resists")
+            await remove(host, container)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalHost, "remove_container", resist)
+            attempt_id = await run(bridge, "true")
+            result = await bridge.hub.next("SubmitDispatchResult", attemptId=attempt_id)
+            assert result["failureCode"] == "agent_failed"
+            assert "it hides" in result["summary"]
+        await reap_orphans(bridge)
         await bridge.until_idle()
         assert await held(bridge) == []
 

@@ -16,7 +16,7 @@ from forge_bridge.sandbox.contract import adopt_contract
 from forge_bridge.sandbox.stage import StageContext, StageFailed
 from forge_bridge.sandbox.workspace import tell_inventory
 from forge_core.attempt_events import StageEntered
-from forge_core.errors import EngineNotFound
+from forge_core.errors import EngineNotFound, RefusedError
 from forge_core.offer_rules import refuse_host
 from forge_core.ports import HostProgram, HostRuntime
 from forge_core.wire.codes import (
@@ -104,11 +104,15 @@ class OnHost:
     async def create_helper(self, context: StageContext) -> str:
         """Once the agent has gone, and whatever it may have left, so that nobody has a hand in it.
 
-        :raises RefusedError: ``process_resists``.
+        :raises StageFailed: ``agent_failed``: what it left cannot be ended.
         """
         await self._agent_gone.wait()
-        with suppress(EngineNotFound):
-            await self.programs.remove_container(context.agent_container)
+        try:
+            with suppress(EngineNotFound):
+                await self.programs.remove_container(context.agent_container)
+        except RefusedError as error:
+            why = f"what the agent left behind may still write its result: {error}"
+            raise StageFailed(FailureCode.AGENT_FAILED, why) from error
         bundler = (sys.executable, "-I", "-S", "-c", context.settings.bundle_source)
         argv = (*_LAUNCHER, *bundler, self.directory(context))
         return await self._start(context, HELPER, argv, memory_bytes=HELPER_ADDRESS_BYTES)
