@@ -8,6 +8,8 @@ them; and for the recovery, at one of them and then at another.  Of points betwe
 process does nothing, the first stands for all.
 
 A recovery that *forgets* finds no ledger: only labels tell what its predecessor has left.
+A life that *finds* begins with a container and a volume that an engine was late to make, of an
+attempt that was over.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final
 
+from forge_core.labels import Owner
+
 from .builds import BUILT
 from .containers import AgentPlan
+from .setup import IMAGE, THIS_RUNNER
 from .simulation import Outcome, Simulation, simulate
 from .work import Attempt
 
@@ -72,11 +77,20 @@ def more_crash_points(attempt: Attempt) -> tuple[CrashPoint, ...]:
     return tuple(point for point in crash_points(attempt) if point.name not in plain)
 
 
-def names(attempt: Attempt) -> frozenset[str]:
-    """All that an undisturbed life comes by, also of those for which another stands."""
+def names(attempt: Attempt, *deaths: CrashPoint, finds: bool = False) -> frozenset[str]:
+    """All that these lives come by, also of those for which another stands."""
     reached: set[str] = set()
-    _run(attempt, (), lambda point, _: reached.add(point.name), power_cut=False, forgets=False)
+
+    def note(point: CrashPoint, _step: int) -> None:
+        reached.add(point.name)
+
+    _run(attempt, deaths, note, power_cut=False, forgets=False, finds=finds)
     return frozenset(reached)
+
+
+def finding_points() -> tuple[CrashPoint, ...]:
+    """All that a life reaches which finds what an engine was late to make."""
+    return _points_of_life(PLAIN, 2, (), forgets=False, finds=True)
 
 
 def recovery_points(
@@ -96,14 +110,28 @@ def one_of_each(points: Iterable[CrashPoint]) -> tuple[CrashPoint, ...]:
 
 
 def crash_at(
-    attempt: Attempt, points: Sequence[CrashPoint], *, power_cut: bool, forgets: bool = False
+    attempt: Attempt,
+    points: Sequence[CrashPoint],
+    *,
+    power_cut: bool,
+    forgets: bool = False,
+    finds: bool = False,
 ) -> Outcome:
     """One run with these deaths."""
-    return _run(attempt, points, lambda _point, _step: None, power_cut=power_cut, forgets=forgets)
+    return _run(attempt, points, _note_nothing, power_cut=power_cut, forgets=forgets, finds=finds)
+
+
+def _note_nothing(_point: CrashPoint, _step: int) -> None:
+    """The points are known."""
 
 
 def _points_of_life(
-    attempt: Attempt, life: int, deaths: Sequence[CrashPoint], *, forgets: bool
+    attempt: Attempt,
+    life: int,
+    deaths: Sequence[CrashPoint],
+    *,
+    forgets: bool,
+    finds: bool = False,
 ) -> tuple[CrashPoint, ...]:
     reached: dict[tuple[int, bool], CrashPoint] = {}
 
@@ -112,7 +140,7 @@ def _points_of_life(
             # What was sent is carried out, however soon its sender dies.
             reached.setdefault((step, point.name.endswith(":sent")), point)
 
-    outcome = _run(attempt, deaths, note, power_cut=False, forgets=forgets)
+    outcome = _run(attempt, deaths, note, power_cut=False, forgets=forgets, finds=finds)
     assert not outcome.violations, outcome.violations
     return tuple(reached.values())
 
@@ -124,6 +152,7 @@ def _run(
     *,
     power_cut: bool,
     forgets: bool,
+    finds: bool = False,
 ) -> Outcome:
     """A calm run of one attempt."""
     counts: Counter[tuple[int, str]] = Counter()
@@ -145,5 +174,24 @@ def _run(
                     simulation.checkers.ledgers_forgotten()
 
         simulation.host.on_point = come_by
+        if finds:
+            _make_late(simulation)
 
     return simulate(SEED, faults=False, prepare=prepare)
+
+
+def _make_late(simulation: Simulation) -> None:
+    """Between the first life and the second."""
+    host, engine = simulation.host, simulation.engine
+    boot = host.boot
+
+    def boot_after_it() -> None:
+        if len(host.lives) == 1 and host.life is None:
+            instance_id = host.lives[0].instance_id
+            owner = Owner(THIS_RUNNER, instance_id, PLAIN.id, 1, "project", "domain")
+            request = {"Image": IMAGE, "Labels": owner.labels("late"), "HostConfig": {"Mounts": []}}
+            engine.create_container(owner.name("late"), request)
+            engine.create_volume(owner.name("late-too"), owner.labels("late-too"))
+        boot()
+
+    host.boot = boot_after_it  # type: ignore[method-assign]
