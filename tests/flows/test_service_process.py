@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from forge_bridge.images.tooling import ToolingTree
+from forge_bridge.sandbox.services import _Service
+from forge_bridge.sandbox.stage import StageContext, StageFailed
+from forge_bridge.services.container import ServiceImage
+from forge_bridge.services.images import WHOLE
 from forge_bridge.services.process import LAST_WORDS, ServiceProcess
 from forge_core.errors import EngineUnreachable
 from forge_core.lease import Deadline
 from forge_core.redaction import Masker
-from forge_core.services import MAX_LINE_CHARACTERS
+from forge_core.services import CATALOGUE, MAX_LINE_CHARACTERS
 from forge_core.supervisor_frames import ProcessEnded
+from forge_core.wire.codes import FailureCode, ServiceName
 
 PASSWORD = "0123456789abcdef" * 2
 ORDERS = b'{"type":"init"}\n'
@@ -137,3 +146,32 @@ async def test_what_is_no_frame_changes_nothing() -> None:
     )
     assert await one.first_line() == "a"
     assert container.sent == [ORDERS]
+
+
+def test_orders_that_are_too_large_name_the_service() -> None:
+    """What an image says of where its programs are is the image's."""
+    lease = SimpleNamespace(key=bytes(32), sequence=0, deadline_ms=60_000)
+    run = SimpleNamespace(state=SimpleNamespace(lease=lease), renewal_takers=[])
+    context = SimpleNamespace(
+        run=run,
+        start=SimpleNamespace(attempt_id="att-1", fence=1),
+        settings=SimpleNamespace(kill_grace_ms=1_000),
+        runner=SimpleNamespace(clock=SimpleNamespace(now_ms=lambda: 0)),
+        network=SimpleNamespace(environment={}),
+    )
+    image = ServiceImage.from_inspect(
+        "image", {"Id": "id", "Config": {"Env": ["PATH=" + "/bin:" * 300_000]}}
+    )
+    service = _Service(
+        cast("StageContext", context),
+        CATALOGUE[ServiceName.REDIS],
+        PASSWORD,
+        CATALOGUE[ServiceName.REDIS].share(WHOLE),
+        ToolingTree("volume", ("python3",)),
+    )
+    with ExitStack() as renewed, pytest.raises(StageFailed) as failed:
+        service._orders(image, renewed)
+    assert failed.value.code is FailureCode.SERVICE_NOT_READY
+    assert str(failed.value).startswith("cannot start service redis of attempt att-1: ")
+    assert "PATH 1500000" in str(failed.value)
+    assert PASSWORD not in str(failed.value)

@@ -28,7 +28,11 @@ CLAIM_TOLERANCE_MS: Final = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What PID 1 is to run; the environment may hold secrets."""
+    """What PID 1 is to run; the environment may hold secrets.
+
+    :param program: for people: what this is, within its attempt.
+    :param too_large: what it means for the attempt when PID 1 does not take as much.
+    """
 
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -36,6 +40,8 @@ class Command:
     hard_wall_ms: int
     idle_ms: int
     max_output_bytes: int
+    program: str = "the program"
+    too_large: FailureCode = FailureCode.AGENT_FAILED
 
 
 def orders(context: StageContext, command: Command, *, ready_ms: int) -> bytes:
@@ -44,7 +50,7 @@ def orders(context: StageContext, command: Command, *, ready_ms: int) -> bytes:
     :param ready_ms: when PID 1 said that it is ready, from where both sides count: however long
         these orders are on their way, through an engine that stands still, PID 1 counts no longer
         than we.
-    :raises StageFailed: ``agent_failed``: they are more than PID 1 takes.
+    :raises StageFailed: ``command.too_large``: they are more than PID 1 takes.
     """
     lease = context.run.state.lease
     assert lease is not None
@@ -74,10 +80,11 @@ def _too_large(context: StageContext, command: Command, size_bytes: int) -> Stag
     named = ", ".join(f"{name} {sizes[name]}" for name in largest)
     arguments_bytes = sum(len(part.encode()) for part in command.argv)
     return StageFailed(
-        FailureCode.AGENT_FAILED,
-        f"cannot start the program of attempt {context.start.attempt_id}: arguments and environment"
-        f" have {size_bytes} bytes as JSON, {MAX_INIT_BYTES} is the most; the arguments have"
-        f" {arguments_bytes}, the largest of {len(sizes)} variables {named}; shorten them",
+        command.too_large,
+        f"cannot start {command.program} of attempt {context.start.attempt_id}: arguments and"
+        f" environment have {size_bytes} bytes as JSON, {MAX_INIT_BYTES} is the most; the"
+        f" arguments have {arguments_bytes}, the largest of {len(sizes)} variables {named};"
+        " shorten them",
     )
 
 

@@ -169,6 +169,8 @@ class _Service:
             hard_wall_ms=MAX_WALL_MS,
             idle_ms=MAX_WALL_MS,
             max_output_bytes=MAX_INT,
+            program=f"service {self._kind.name}",
+            too_large=FailureCode.SERVICE_NOT_READY,
         )
         return orders(context, command, ready_ms=context.runner.clock.now_ms())
 
