@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from lib.aptsources import choose_mirror, machine_sources
 from lib.debian import install, own_suite, run
 from lib.layout import REPOSITORY, BedError, say
 
-VERSION = 1  # raise it when what is made changes though its files do not
+VERSION = 2  # raise it when what is made changes though its files do not
 SUITE = "trixie"
 TOOLS = ("e2fsprogs", "mmdebstrap")
 PACKAGES = (
@@ -60,7 +61,15 @@ def machine_image(cache: Path) -> Path:
     make_disk(partial / "root.img", ROOT_SIZE, root)
     shutil.rmtree(root)
     partial.rename(folder)
+    remove_others(folder)
     return folder
+
+
+def remove_others(kept: Path) -> None:
+    """What was made before, half a gigabyte each; a machine that runs holds its disk open."""
+    for other in kept.parent.iterdir():
+        if other != kept:
+            shutil.rmtree(other)
 
 
 def make_data_disk(path: Path) -> None:
@@ -75,6 +84,12 @@ def make_data_disk(path: Path) -> None:
 def make_disk(path: Path, size: str, content: Path) -> None:
     """An ext4 file system with everything below ``content``."""
     run(["mke2fs", "-q", "-t", "ext4", "-d", str(content), str(path), size])
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """The content, for everybody to read: the modes of a checkout are its owner's affair."""
+    shutil.copyfile(source, target)
+    target.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
 
 
 def _files() -> Mapping[str, Path]:
@@ -102,7 +117,7 @@ def _add_files(root: Path, files: Mapping[str, Path]) -> None:
         target = root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        shutil.copy(source, target)
+        copy_file(source, target)
     inside = ["chroot", str(root)]
     run([*inside, "useradd", "--uid", str(USER_ID), "--create-home", USER])
     # As `loginctl enable-linger` does it: the user's services start with the machine.
