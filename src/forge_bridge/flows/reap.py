@@ -76,6 +76,7 @@ class Reaper:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._one_at_a_time = anyio.Lock()
+        self._makes_its_own = False
         self._held_without_ledger: dict[Runtime, set[Owner]] = {r: set() for r in Runtime}
 
     async def run_every_minute(self) -> None:
@@ -101,12 +102,24 @@ class Reaper:
             return await self._remove_orphans(trigger, None)
 
     async def between_passes(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do what no pass may disturb; passes wait for its end.
+        """Do what no pass may disturb: from its start on, they leave alone what is the runner's.
 
-        :param work: makes what no dispatch holds, as the preflight does; starts no pass.
+        Nobody waits for its end, which may take minutes: a reap action least of all.
+
+        :param work: makes what no dispatch holds, as the preflight does; starts no pass, and one
+            work is done at a time.
         """
         async with self._one_at_a_time:
+            self._makes_its_own = True
+        try:
             return await work()
+        finally:
+            self._makes_its_own = False
+
+    def _is_in_use(self, owner: Owner) -> bool:
+        instance_id = self._runner.identity.runner_instance_id
+        own = owner.is_runner and owner.runner_instance_id == instance_id
+        return own and self._makes_its_own
 
     async def _finish_degraded(
         self, trigger: CleanupTrigger, only: Key | None
@@ -152,7 +165,7 @@ class Reaper:
         # Two instances can have left something of one dispatch, which has one ledger.
         dispatches: dict[Key, list[Owner]] = defaultdict(list)
         for owner in orphans:
-            if only is None or only == owner.key:
+            if (only is None or only == owner.key) and not self._is_in_use(owner):
                 dispatches[owner.key].append(owner)
         reaped = await for_each(remove, dispatches.values(), at_once=DISPATCHES_AT_ONCE)
         return PassOutcome(tuple(chain.from_iterable(reaped)))
