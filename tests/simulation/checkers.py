@@ -51,7 +51,7 @@ from .image_checkers import ImageCheckers
 from .network import FORGED_SEQUENCE
 from .setup import SLOTS, THIS_RUNNER
 from .wall_checkers import SLACK_MS, SLOW_DISK_MS, TICK_MS, WallCheckers
-from .work import COMMIT
+from .work import COMMIT, message_id
 from .world import World
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Checkers:
         if method not in REPLAYED or "streamSequence" in payload:
             return
         disk = self.simulation.disk
-        identity = _message_id(method, payload)
+        identity = message_id(method, payload)
         found = any(identity in path for path in disk.synced if path.startswith((OUTBOX, REPORTS)))
         self.world.require(found, "durable", f"{method} {identity} is sent but not on disk")
 
@@ -490,17 +490,3 @@ def _key_of(resource: EngineResource) -> Key:
 def _is_of_runner(labels: Mapping[str, str]) -> bool:
     owner = Owner.from_labels(labels)
     return owner is not None and owner.is_runner
-
-
-def _message_id(method: str, payload: Mapping[str, Any]) -> str:
-    match method:
-        case "SubmitDispatchEvent":
-            return str(payload["eventId"])
-        case "SubmitDispatchResult":
-            return f"{payload['attemptId']}.{payload['fence']}.r{payload['revision']}"
-        case "SubmitCleanupReport":
-            return str(payload["reportId"])
-        case "SubmitPublication":
-            return f"{payload['attemptId']}.{payload['fence']}.publication"
-        case _:
-            return f"{payload['requestId']}.reap"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random  # noqa: TID251 - an argument's type; the instances are seeded
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
@@ -163,6 +164,21 @@ def start_of(dispatch: Dispatch, key: str) -> dict[str, Any]:
         },
         "secretGrants": [f"grant-{attempt.id}-{dispatch.fence}"] if attempt.has_secret else [],
     }
+
+
+def message_id(method: str, payload: Mapping[str, Any]) -> str:
+    """Under which a durable message is on disk."""
+    match method:
+        case "SubmitDispatchEvent":
+            return str(payload["eventId"])
+        case "SubmitDispatchResult":
+            return f"{payload['attemptId']}.{payload['fence']}.r{payload['revision']}"
+        case "SubmitCleanupReport":
+            return str(payload["reportId"])
+        case "SubmitPublication":
+            return f"{payload['attemptId']}.{payload['fence']}.publication"
+        case _:
+            return f"{payload['requestId']}.reap"
 
 
 def use_host(attempt: Attempt, rng: random.Random) -> None:
