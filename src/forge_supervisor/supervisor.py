@@ -585,8 +585,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise to the end; returns the exit status of the container."""
-        self._say_ready()
-        self._write()
+        self._outbox.control(type="ready", version=1, pid=os.getpid())
         while not self._finished():
             ready = self._wait(now_ms())
             now = now_ms()
@@ -662,9 +661,6 @@ class Supervisor:
         self._outbox.logs.feed(self._streams.pop(fd), b"", final=True)
         os.close(fd)
 
-    def _say_ready(self) -> None:
-        self._outbox.control(type="ready", version=1, pid=os.getpid())
-
     def _read_host(self, ready: set[int], now: int) -> None:
         if 0 not in ready:
             return
@@ -676,7 +672,7 @@ class Supervisor:
         for line in self._lines.feed(data or b""):
             if line == b"" and self._phase is Phase.WAITING:  # the host still prepares
                 self._phase_ends_ms = min(now + INIT_WAIT_MS, self._ready_ms + MAX_DURATION_MS)
-                self._say_ready()
+                self._outbox.control(type="ready", version=1, pid=os.getpid())
                 continue
             try:
                 self._take(decode_frame(line), now)

@@ -76,9 +76,8 @@ async def test_a_pid_1_that_ends_while_the_workspace_is_unpacked_ends_the_attemp
 ) -> None:
     monkeypatch.setattr(agent, "PREPARING_MS", WAIT_MS // 10)
     unpack_slowly(monkeypatch, anyio.sleep_forever)
-    ends_at_once = IMPATIENT.replace(
-        "                self._say_ready()\n", "                os._exit(9)\n"
-    )
+    answer = '                self._outbox.control(type="ready", version=1, pid=os.getpid())\n'
+    ends_at_once = IMPATIENT.replace(answer, "                os._exit(9)\n")
     assert ends_at_once != IMPATIENT
     sandbox = {"supervisor_source": ends_at_once, "supervisor_ready_ms": 2 * WAIT_MS}
     async with real_bridge(tmp_path, engine, runner_id) as bridge:
