@@ -36,6 +36,8 @@ SEEDS_TO_FIND_A_BUG = 60
 FIRST_DEATHS = ("create_container agent:sent", "start_container agent:after", "TearDown:before")
 ON_HOST_DEATH = "create_container host-agent:after"
 MORE_FIRST_DEATHS = ("start_container service:after", "create_network egress:sent")
+FOUND_LATE = frozenset({"tidy-nothing"})
+"""The mutations that take tens of seeds."""
 HOW = pytest.mark.parametrize("power_cut", [False, True], ids=["kill", "power-cut"])
 HOW_OF_MANY = pytest.mark.parametrize(
     "power_cut", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["kill", "power-cut"]
@@ -194,7 +196,13 @@ def test_a_seed_replays_exactly_whatever_the_hashes_are() -> None:
         assert printed.stdout.split() == here
 
 
-@pytest.mark.parametrize("name", sorted(MUTATIONS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in FOUND_LATE else [])
+        for name in sorted(MUTATIONS)
+    ],
+)
 def test_a_bug_would_be_found(name: str) -> None:
     with mutated(name):
         outcomes = (simulate(seed) for seed in range(1, SEEDS_TO_FIND_A_BUG + 1))
