@@ -85,6 +85,7 @@ class Checkers:
         self._used: ResourceVector | None = None
         self._was_draining = False
         self._lease_ends_ms: dict[Key, int] = {}
+        self._held_back_ttl_ms: dict[Key, int] = {}
         self._start_heard_ms: dict[Key, int] = {}
         self.trouble_ms = 0
         self.walls = WallCheckers(self)
@@ -162,6 +163,8 @@ class Checkers:
             self._lease_ends_ms.setdefault(key, now + payload["lease"]["ttlMs"])
         elif now < self._lease_ends_ms.get(key, 0) and payload["sequence"] < FORGED_SEQUENCE:
             self._lease_ends_ms[key] = now + payload["ttlMs"]
+            if not self._is_calm():
+                self._held_back_ttl_ms[key] = payload["ttlMs"]
 
     def before_push(self, branch: str, commit: str) -> None:
         """A life pushes: it has said so on disk."""
@@ -295,8 +298,13 @@ class Checkers:
     def every_second(self) -> None:
         """What time alone can break."""
         now = self.world.now_ms
-        if not self._is_calm():
+        if self._is_calm():
+            self._held_back_ttl_ms.clear()
+        else:
             self.trouble_ms = now
+            # PID 1 counts from when it hears a renewal, which a frozen engine hands on late.
+            for key, ttl_ms in self._held_back_ttl_ms.items():
+                self._lease_ends_ms[key] = now + ttl_ms
         self._check_runs(now)
         self.walls.every_second(now)
         for agent in tuple(self.agents):
