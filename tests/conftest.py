@@ -44,10 +44,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("engine", names, indirect=True, scope="module")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def is_left_out(item: pytest.Item) -> bool:
+    """Whether the item is slow, and this run is not one of all tests."""
+    return bool(item.get_closest_marker("slow")) and not item.config.getoption("--all")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = pytest.mark.skip(reason="slow: run with --all")
     for item in items:
-        if item.get_closest_marker("slow") and not config.getoption("--all"):
+        if is_left_out(item):
             item.add_marker(slow)
         if "engine" in getattr(item, "fixturenames", ()):
             item.add_marker("engine")
@@ -58,14 +63,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    parameters = [getattr(item, "callspec", None) for item in session.items]
+    run = [item for item in session.items if not is_left_out(item)]
+    parameters = [getattr(item, "callspec", None) for item in run]
     names = {one.params["engine"] for one in parameters if one and "engine" in one.params}
     session.config.stash[ENGINES_KEY] = sorted(names)
 
 
 @pytest.fixture(scope="session")
 def testbed(pytestconfig: pytest.Config) -> Iterator[TestBed]:
-    """The test bed with the engines that the collected tests name.
+    """The test bed with the engines that the tests of this run name.
 
     What this session starts, it takes down; nothing of it may be left.
     """
