@@ -30,6 +30,7 @@ from forge_bridge.doctor.egress_checks import egress_checks, network_policies
 from forge_bridge.doctor.engine_checks import engine_checks
 from forge_bridge.doctor.host_checks import account_of, host_checks, host_uid
 from forge_bridge.doctor.inside_checks import inside_checks, quota_check, quota_supported
+from forge_bridge.doctor.lsm_checks import prove_enforcing
 from forge_bridge.doctor.policy_checks import policy_checks
 from forge_bridge.doctor.probe import PROBE_MEMORY_BYTES, PROBE_PIDS, QUOTA_BYTES, Inside
 from forge_bridge.doctor.results import Check, Gate
@@ -209,6 +210,31 @@ def test_one_spoilt_thing_is_one_named_finding(
     assert [key for key in found if found[key].verdict is not Verdict.PASS] == [check]
     assert found[check].verdict is verdict
     assert found[check].remedy
+
+
+@pytest.mark.requirement("B-35", "B-51")
+@pytest.mark.parametrize(
+    ("mode", "verdict", "word"),
+    [
+        ("1\n", Verdict.PASS, "is 1"),
+        ("0\n", Verdict.BLOCK_REQUIRED, "only reports"),
+        (None, Verdict.BLOCK_REQUIRED, "cannot read"),
+    ],
+)
+async def test_a_label_counts_only_where_selinux_enforces_it(
+    tmp_path: Path, mode: str | None, verdict: Verdict, word: str
+) -> None:
+    if mode is not None:
+        (tmp_path / "enforce").write_text(mode)
+    hardening = replace(SETTINGS.hardening, lsm_security_opt="label=type:forge_t")
+    proofs = await prove_enforcing(hardening.lsm_security_opt, tmp_path / "enforce")
+    settings = replace(SETTINGS, hardening=hardening).with_proofs(proofs)
+    labelled = {"lsm": "system_u:system_r:forge_t:s0:c1,c2"}
+    found = findings(settings, **labelled)["lsm"]
+    assert found.verdict is verdict
+    assert word in found.evidence
+    unlabelled = findings(settings, lsm="system_u:system_r:container_t:s0")["lsm"]
+    assert unlabelled.verdict is Verdict.BLOCK_REQUIRED
 
 
 @pytest.mark.requirement("B-10")

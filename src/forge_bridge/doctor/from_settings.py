@@ -12,6 +12,7 @@ from forge_bridge.doctor.builder_checks import prove_builder
 from forge_bridge.doctor.checks import Preflight, run_checks
 from forge_bridge.doctor.egress_checks import prove_egress
 from forge_bridge.doctor.image_checks import ImageProver
+from forge_bridge.doctor.lsm_checks import prove_enforcing
 from forge_bridge.doctor.preflight_settings import PreflightSettings
 from forge_bridge.doctor.proofs import Proofs
 from forge_bridge.doctor.publication_checks import prove_publication
@@ -60,6 +61,7 @@ async def preflight(
     proofs |= await prove_publication(
         settings.sandbox_publication_mode, settings.sandbox_state_root
     )
+    proofs |= await prove_enforcing(hardening.lsm_security_opt)
     trust_domain_id = settings.trust_domain_id or PREFLIGHT
     known = PreflightSettings(
         owner=Owner.of_runner(PREFLIGHT, runner_id, instance_id, trust_domain_id),

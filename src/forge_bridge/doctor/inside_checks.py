@@ -154,11 +154,14 @@ def _lsm(seen: Inside, settings: PreflightSettings) -> CheckResult:
             "set FORGE_SANDBOX_LSM_SECURITY_OPT, for example apparmor=docker-default",
         )
     profile = re.split("[=:]", wanted, maxsplit=1)[1].removeprefix("type:")
-    enforced = seen.lsm.endswith("(enforce)") or wanted.startswith("label")
+    enforcing = settings.proofs.get(LSM.id)
+    enforced = seen.lsm.endswith("(enforce)") or enforcing is not None
     if profile in re.split(r"[:\s]", seen.lsm) and enforced:
-        return LSM.passed(f"{has}, as {wanted} asks")
+        return LSM.passed("; ".join(filter(None, (f"{has}, as {wanted} asks", enforcing))))
+    why = settings.failures.get(LSM.id)
+    seen_instead = f"{wanted} was accepted, and the container runs under {has}"
     return LSM.blocks_required(
-        f"{wanted} was accepted, and the container runs under {has}",
+        "; ".join(filter(None, (seen_instead, why))),
         "enable AppArmor or SELinux on this host and load the profile: sudo aa-status",
     )
 
