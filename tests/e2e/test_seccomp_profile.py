@@ -183,7 +183,7 @@ async def test_the_proxy_works(place: Place, engine: BedEngine) -> None:
 )
 async def test_a_service_works(place: Place, engine: BedEngine, name: ServiceName) -> None:
     images = ServiceImages({name: extra_image(engine, name)}, unsigned)
-    shown, failed = await images.prove(place.trial)
+    shown, failed, _unseen = await images.prove(place.trial)
     assert failed == {}
     assert shown
 

@@ -91,7 +91,7 @@ async def test_an_image_that_works_is_tried_once_and_leaves_nothing(
     references = {name: extra_image(engine, name.value) for name in (POSTGRES, REDIS)}
     before = nameless_volumes(engine)
     services = ServiceImages(references, no_signatures)
-    shown, failed = await services.prove(trial)
+    shown, failed, _unseen = await services.prove(trial)
     assert failed == {}
     assert nameless_volumes(engine) <= before, "an image's VOLUME became a volume"
     assert services.usable[POSTGRES].version.startswith("15.")
@@ -105,7 +105,7 @@ async def test_an_image_that_works_is_tried_once_and_leaves_nothing(
     assert server["CapDrop"] == ["ALL"]
     assert server["NetworkMode"] == "none"
     engine_calls.clear()
-    assert await services.prove(trial) == (shown, {})
+    assert await services.prove(trial) == (shown, {}, {})
     assert engine_calls == [], "it was tried again"
 
 
@@ -120,7 +120,7 @@ async def test_an_image_with_a_bad_signature_is_never_run(engine: Engine, trial:
             raise RefusedError("cannot use it: the signature is not good", code="signature_invalid")
 
     services = ServiceImages({REDIS: reference}, check)
-    shown, failed = await services.prove(trial)
+    shown, failed, _unseen = await services.prove(trial)
     assert (shown, list(failed)) == ({}, ["service_redis"])
     assert "signature" in failed["service_redis"]
     assert services.usable == {}
@@ -132,7 +132,7 @@ async def test_an_image_with_a_bad_signature_is_never_run(engine: Engine, trial:
 
 async def why_not(trial: Trial, name: ServiceName, reference: str) -> str:
     services = ServiceImages({name: reference}, no_signatures)
-    shown, failed = await services.prove(trial)
+    shown, failed, _unseen = await services.prove(trial)
     assert shown == {}
     assert services.usable == {}
     (why,) = failed.values()
