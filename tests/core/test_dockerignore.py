@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
+from costs import lines_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -214,17 +214,4 @@ def test_a_set_that_comes_again_is_asked_once() -> None:
 def _steps(rules: str, path: str) -> int:
     """How many lines of Python it takes to judge the path."""
     ignore = Ignore.parse(rules.encode())
-    counted = 0
-
-    def count(*_: object) -> object:
-        nonlocal counted
-        counted += 1
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        ignore.excludes(path)
-    finally:
-        sys.settrace(before)
-    return counted
+    return lines_run(lambda: ignore.excludes(path))

@@ -9,11 +9,11 @@ BuildKit image that takes minutes to make, so its facts are told (:class:`ToldBu
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -47,6 +47,9 @@ PROVEN: Final = TOOLS | {Blocker.EGRESS, Blocker.BUILDER}
 """What is shown by trying a tool, a proxy or a builder."""
 
 PATIENCE_S: Final = 60.0
+POLL_S: Final = 0.02
+
+T = TypeVar("T")
 
 Door = Callable[[DockerEngine], Any]
 
@@ -339,15 +342,18 @@ class Placed:
         return list(runner["capabilities"]["sandboxRequired"]["blockers"])
 
     async def until_advertised(self, blockers: list[Blocker]) -> None:
-        with anyio.fail_after(PATIENCE_S):
-            while await self.advertised() != blockers:
-                await anyio.sleep(0.02)
+        await _until(self.advertised, lambda advertised: advertised == blockers)
 
     async def _until(
         self, session_id: str, what: Callable[[dict[str, Any]], object]
     ) -> dict[str, Any]:
         path = f"/sessions/{session_id}"
-        with anyio.fail_after(PATIENCE_S):
-            while not what(session := await anyio.to_thread.run_sync(self.hub.get, path)):
-                await anyio.sleep(0.02)
-        return dict(session)
+        return await _until(lambda: anyio.to_thread.run_sync(self.hub.get, path), what)
+
+
+async def _until(look: Callable[[], Awaitable[T]], what: Callable[[T], object]) -> T:
+    """What the hub says, once it is as wanted; it is asked now and then."""
+    with anyio.fail_after(PATIENCE_S):
+        while not what(seen := await look()):
+            await anyio.sleep(POLL_S)
+    return seen

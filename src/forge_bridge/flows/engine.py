@@ -61,8 +61,8 @@ async def watch(
 ) -> None:
     """For as long as the bridge runs.
 
-    A preflight makes containers and networks, and no pass runs meanwhile: one in vain is tried
-    again after longer and longer pauses.
+    A preflight makes containers and networks: one in vain is tried again after longer and longer
+    pauses.
 
     :param engine_id: the engine that this bridge has locked and looked at.
     """
@@ -109,7 +109,7 @@ def _stay_away(runner: Runner, why: str) -> None:
 async def _look_anew(runner: Runner, reaper: Reaper, look_again: LookAgain) -> bool:
     """Whether everything was seen."""
     try:
-        # A pass takes a probe of this instance for something that was left.
+        # Any other time a pass takes a probe of this instance for something that was left.
         found = await reaper.between_passes(look_again)
     except ForgeError as error:
         _in_vain(runner, str(error))

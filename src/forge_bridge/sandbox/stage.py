@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.egress.networks import AgentNetwork, make_network, require_as_asked
 from forge_bridge.images.tooling import ToolingTree
+from forge_bridge.off_loop import off_loop
 from forge_bridge.runner import Runner, SandboxSettings
 from forge_core.attempt_events import Happened, ResourceCreated, ResourceIntended, StageEntered
 from forge_core.contract import Contract
@@ -57,11 +58,15 @@ def failure_of(error: ForgeError) -> tuple[FailureCode, str]:
     match error:
         case StageFailed():
             return error.code, str(error)
-        case EngineUnreachable() | EngineTimedOut() | EngineConflict() | EngineRefused():
-            return FailureCode.ENGINE_LOST, str(error)
-        case EngineNotFound():
+        case (
+            EngineUnreachable()
+            | EngineTimedOut()
+            | EngineConflict()
+            | EngineRefused()
             # What the dispatch had made is not there any more: it was taken, or it is another
             # engine.  A missing image has a code of its own.
+            | EngineNotFound()
+        ):
             return FailureCode.ENGINE_LOST, str(error)
         case EngineOutOfDisk() | DiskUnusable():
             return FailureCode.DISK_FULL, str(error)
@@ -149,11 +154,10 @@ class StageContext:
         """
         values = tuple(secrets)
         try:
-            if sum(map(len, values)) <= MASKED_AT_ONCE:
-                self.run.masker = Masker(values)
-            else:
-                # A megabyte takes seconds, and the event loop keeps leases.
-                self.run.masker = await anyio.to_thread.run_sync(Masker, values)
+            # A megabyte takes seconds.
+            self.run.masker = await off_loop(
+                partial(Masker, values), sum(map(len, values)), at_once_bytes=MASKED_AT_ONCE
+            )
         except RefusedError as error:
             raise StageFailed(FailureCode.SECRET_GRANT_DENIED, str(error)) from error
 
