@@ -44,7 +44,7 @@ from forge_bridge.runner import Runner
 from forge_core.labels import Owner, runner_filter
 from forge_core.resources import ResourceVector
 from forge_core.sandbox_spec import ContainerSpec, Hardening, container_request
-from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ReservationState
+from forge_core.wire.codes import CleanupTrigger, RemovalOutcome, ReservationState, Runtime
 from forge_edges.clock import SystemClock
 from forge_edges.docker_context import resolve_endpoint
 from forge_edges.docker_engine import DockerEngine
@@ -171,7 +171,7 @@ async def one_round(
     made = populate(bare, owners, arguments.image, arguments.base)
     keys = [(owner.attempt_id, owner.fence) for owner in owners]
     for key in keys:
-        runner.admission.hold_degraded(key, ResourceVector())
+        runner.admission.hold_degraded(key, ResourceVector(), Runtime.DOCKER)
         runner.admission.transition(key, ReservationState.ACTIVE)
     idle_s, idle_floor_s = await idle_round(reaper, bare, identity.runner_id)
     for key in keys:
