@@ -36,6 +36,7 @@ from scripted_hub import ScriptedHub, renewal
 
 from forge_bridge.state_root import StateRoot
 from forge_core import attempt as core
+from forge_core.admission import ReservationState
 from forge_core.attempt import Now
 from forge_core.attempt_records import moment_record
 from forge_core.errors import RefusedError
@@ -293,7 +294,8 @@ async def test_what_resists_keeps_its_capacity_until_a_pass_has_removed_it(
             failed = [i["role"] for i in report["resources"] if i["outcome"] == "failed"]
             assert failed == ["host-workspace"]
             runner = bridge.runner
-            await wait_for(lambda: runner.admission.used.slots == 1 and runner.attempts)
+            await wait_for(lambda: runner.admission.count(ReservationState.DEGRADED) == 1)
+            assert runner.admission.used.slots == 1
             offer = bridge.offer(policy="host")
             bridge.hub.send("Offer", offer)
             assert (await bridge.hub.decision(offer))["reasonCode"] == "capacity_slots"
@@ -321,6 +323,9 @@ async def test_a_result_that_something_may_still_write_is_a_failure_of_the_agent
             result = await bridge.hub.next("SubmitDispatchResult", attemptId=attempt_id)
             assert result["failureCode"] == "agent_failed"
             assert "it hides" in result["summary"]
+            # A pass leaves alone what its own teardown is still at.
+            admission = bridge.runner.admission
+            await wait_for(lambda: admission.count(ReservationState.DEGRADED) == 1)
         await reap_orphans(bridge)
         await bridge.until_idle()
         assert await held(bridge) == []
