@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,6 +130,9 @@ def answer(tip, content, **more):
 ASKED = HELPER + 'request = asked(); base = request["inputCommit"]\n'
 HONEST = ASKED + "tip = commit(base); answer(tip, bundle(tip))\n"
 
+TWO_COMMITS = "more than one commit|parent"
+"""Git may pack one as a delta, whose kind is known only when it is applied; both rules refuse."""
+
 LYING_HELPER = {
     "two refs": (
         ASKED + 'tip = commit(base); answer(tip, bundle(tip, ("refs/heads/more", tip)))\n',
@@ -136,11 +140,11 @@ LYING_HELPER = {
     ),
     "another parent": (
         ASKED + "tip = commit(commit(base, name='first')); answer(tip, bundle(tip))\n",
-        "more than one commit",
+        TWO_COMMITS,
     ),
     "a merge": (
         ASKED + "tip = commit(base, commit(base, name='side')); answer(tip, bundle(tip))\n",
-        "parent",
+        TWO_COMMITS,
     ),
     "another commit than it claims": (
         ASKED + "tip = commit(base); answer('1' * 40, bundle(tip))\n",
@@ -258,13 +262,14 @@ async def test_a_helper_that_takes_its_time_outlives_no_deadline(
 
 @pytest.mark.requirement("B-04", "B-86")
 async def test_a_helper_that_lies(tmp_path: Path, engine: Engine, runner_id: str) -> None:
-    faithful = {"supervisor_source": FAITHFUL, "output_ms": 60_000}
+    faithful: dict[str, Any] = {"supervisor_source": FAITHFUL, "output_ms": 60_000}
     lies = {
         name: Lie("", sandbox={**faithful, "bundle_source": source})
         for name, (source, _) in LYING_HELPER.items()
     }
     # Only the one that is to run out of time has little of it: the machine may be busy.
-    lies["no answer"].sandbox["output_ms"] = 4_000
+    hasty = lies["no answer"]
+    lies["no answer"] = hasty._replace(sandbox={**hasty.sandbox, "output_ms": 4_000})
     async with real_bridge(tmp_path, engine, runner_id, max_concurrent_sandboxes=AT_ONCE) as bridge:
         honest = Lie("", sandbox={**faithful, "bundle_source": HONEST})
         (result,) = (await all_of(bridge, {"honest": honest})).values()
@@ -274,10 +279,10 @@ async def test_a_helper_that_lies(tmp_path: Path, engine: Engine, runner_id: str
         assert kept == attempt_ref(result["attemptId"], 1)
         before = git(store, "count-objects", "-v"), git(store, "for-each-ref")
         results = await all_of(bridge, lies)
-        for name, (_, word) in LYING_HELPER.items():
+        for name, (_, words) in LYING_HELPER.items():
             result = results[name]
             assert (result["outcome"], result["failureCode"]) == ("failed", "output_invalid"), name
-            assert word in result["summary"], (name, result["summary"])
+            assert re.search(words, result["summary"]), (name, result["summary"])
             assert "resultCommit" not in result
         assert (git(store, "count-objects", "-v"), git(store, "for-each-ref")) == before
         kept_files = [p for p in store.parent.rglob("*") if store not in (p, *p.parents)]
