@@ -68,7 +68,10 @@ async def measure(count: int) -> dict[str, Any]:
     for name, slots in (("refused", 1), ("accepted", count + 1)):
         with tempfile.TemporaryDirectory() as directory:
             hub = ScriptedHub()
-            more = {"max_concurrent_sandboxes": min(slots, 1024), "sandbox_pid_capacity": 4_194_304}
+            more: dict[str, Any] = {
+                "max_concurrent_sandboxes": min(slots, 1024),
+                "sandbox_pid_capacity": 4_194_304,
+            }
             async with memory_bridge(Path(directory), hub, **more) as bridge:
                 rate = await offers_per_second(hub, bridge, min(count, 1000))
                 floor = await floor_per_second(bridge, min(count, 1000))

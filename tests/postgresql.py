@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rig import REPOSITORY, wait_for
+from engines import REPOSITORY
+from rig import wait_for
 
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 

@@ -129,8 +129,15 @@ class Rig:
         wait_for("the hub", lambda: self._is_ready(), 30)
 
     def start_bridge(
-        self, *, wait: bool = True, deadline_s: float = DEADLINE_S, **settings: str
+        self,
+        settings: Mapping[str, str] | None = None,
+        /,
+        *,
+        wait: bool = True,
+        deadline_s: float = DEADLINE_S,
+        **more: str,
     ) -> None:
+        """Start it with these settings besides those that every rig has."""
         ours = {
             "DOCKER_HOST": self.engine.base_url,
             "DOCKER_CONFIG": self.engine.docker_config,
@@ -147,7 +154,7 @@ class Rig:
             "FORGE_SANDBOX_KILL_GRACE_SECONDS": "1",
             "FORGE_LOG_FORMAT": "json",
         }
-        environment = self._environment(**{**ours, **settings})
+        environment = self._environment(**{**ours, **(settings or {}), **more})
         program = [sys.executable, "-m", "forge_bridge"]
         add = [*program, "add-repo", "sample", str(self.repository)]
         subprocess.run(add, env=environment, check=True, capture_output=True)
@@ -316,7 +323,7 @@ def running_rig(directory: Path, engine: Engine, runner_id: str, **settings: str
     rig = Rig(directory, engine, runner_id)
     try:
         rig.start_hub()
-        rig.start_bridge(**settings)
+        rig.start_bridge(settings)
         yield rig
     finally:
         rig.close()

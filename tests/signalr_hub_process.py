@@ -42,7 +42,7 @@ def make_hub() -> SignalRHub[str]:
         return payload
 
     @hub.method("Hang")
-    async def hang(connection: Connection[str], _payload: object) -> object:
+    async def hang(connection: Connection[str], _payload: object) -> None:
         connection.send("Offer", {"hanging": True})
         await anyio.sleep_forever()
 

@@ -140,7 +140,10 @@ def main() -> None:
     release = dict(
         line.split("=", 1) for line in found.get("etc/os-release", b"").decode().splitlines()
     )
-    system = {"Family": release.get("ID", "none"), "Name": release.get("VERSION_ID", "")}
+    system: dict[str, str | bool] = {
+        "Family": release.get("ID", "none"),
+        "Name": release.get("VERSION_ID", ""),
+    }
     if f"{system['Family']} {system['Name']}" in database["endOfLife"]:
         system["EOSL"] = True
     packages = packages_in(found.get("var/lib/dpkg/status", b"").decode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import anyio
 import pytest
@@ -22,7 +23,7 @@ async def token(refresh: bool) -> str:
     return TOKEN if refresh else "an-old-one"
 
 
-def settings(url: str, **more: int) -> SignalRSettings:
+def settings(url: str, **more: Any) -> SignalRSettings:
     return SignalRSettings(url, token, keep_alive_ms=400, server_timeout_ms=2000, **more)
 
 

@@ -68,7 +68,7 @@ def in_phase(phase: Phase) -> Attempt:
     if phase is Phase.RESERVED:
         return attempt
     outcome = RemovalOutcome.FAILED if phase is Phase.DEGRADED else RemovalOutcome.REMOVED
-    path = [started(0), StagesEnded(), ResourcesRemoved(TEARDOWN, (removed(outcome),))]
+    path: list[Event] = [started(0), StagesEnded(), ResourcesRemoved(TEARDOWN, (removed(outcome),))]
     lengths = {Phase.RUNNING: 1, Phase.ENDING: 2}
     return run(attempt, *path[: lengths.get(phase, 3)])[0]
 
@@ -208,7 +208,11 @@ def test_reports_and_events_never_share_an_id() -> None:
             owner = type(OWNER)("r", instance, attempt_id, fence, "p", "t")
             attempt, ready = core.reserve(owner, "o", RESOURCES, now_at(0))
             all_ready = [ready]
-            events = [started(0), *[Happened(EventType.BUILD_STARTED)] * 12, StagesEnded()]
+            events: list[Event] = [
+                started(0),
+                *[Happened(EventType.BUILD_STARTED)] * 12,
+                StagesEnded(),
+            ]
             names = [f"forge-{n}" for n in range(12)]
             events += [
                 ResourcesRemoved(TEARDOWN, (removed(RemovalOutcome.FAILED, name=name),))

@@ -98,7 +98,7 @@ payloads = st.one_of(
         )
     ),
 )
-TYPES = {
+TYPES: dict[type[Any], EventType] = {
     Warning_: EventType.WARNING,
     SecretsRedeemed: EventType.SECRETS_REDEEMED,
     ImageResolved: EventType.IMAGE_RESOLVED,

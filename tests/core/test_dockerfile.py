@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -119,7 +121,7 @@ def _steps(text: str) -> int:
     """How many lines of Python a file costs; counted, since time depends on the machine."""
     counted = 0
 
-    def count(frame: object, event: str, argument: object) -> object:
+    def count(_frame: FrameType, event: str, _argument: object) -> Any:
         nonlocal counted
         counted += event in ("call", "line")
         return count

@@ -85,7 +85,7 @@ UNREADABLE: list[bytes] = [
 
 
 def read(data: bytes, cuts: list[int] | None = None) -> tuple[list[Frame], int]:
-    reader, frames = FrameReader(), []
+    reader, frames = FrameReader(), list[Frame]()
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts or []), len(data)]
     for begin, end in pairwise(edges):
         frames += reader.feed(data[begin:end])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ INPUTS = ImageInputs(
     builder="builder",
     network=False,
 )
-OTHER = {
+OTHER: dict[str, Any] = {
     "trust_domain_id": "domai",
     "project_id": "nproject",
     "contract": b"version: 1",

@@ -90,7 +90,7 @@ def test_another_fence_of_a_live_attempt_has_ended() -> None:
 @pytest.mark.requirement("B-80")
 @given(st.dictionaries(st.sampled_from(sorted(OWNER.labels("agent"))), st.text(max_size=6)))
 def test_changed_labels_are_never_ours(changes: dict[str, str]) -> None:
-    found = resource(**changes)
+    found = resource(OWNER, "agent", **changes)
     if found.labels == OWNER.labels("agent"):
         return
     assert claim(found) in ((Claim.FOREIGN, None), (Claim.DISAGREES, None))

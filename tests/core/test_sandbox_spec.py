@@ -438,7 +438,7 @@ def test_an_image_that_would_change_a_container_is_refused(
 
 @pytest.mark.requirement("B-55")
 def test_a_volume_of_an_image_counts_where_nothing_covers_it() -> None:
-    image = {"Config": {"Volumes": {"/data": {}, "/etc": {}, "/var/lib/data": {}}}}
+    image: dict[str, Any] = {"Config": {"Volumes": {"/data": {}, "/etc": {}, "/var/lib/data": {}}}}
     assert image_volumes(image) == ("/data", "/etc", "/var/lib/data")
     assert coverable(image_volumes(image)) == ("/data", "/var/lib/data")
     (fault,) = image_faults(image, covered=("/data", "/var/lib/data", "/else"))

@@ -122,6 +122,7 @@ def test_a_property_of_another_type(name: str, path: str) -> None:
             wrong in ([], {}) and kind_of(schema) in ("array", "object")
         ):
             assert refused is not None, wrong
+            assert refused.field is not None
             assert refused.field == path or refused.field.startswith(f"{path}.")
 
 

@@ -166,8 +166,9 @@ def install(fault: Fault) -> None:
     for method in ("put", "put_set", "remove"):
         surround(EvidenceStore, method, fault, lambda method, *_: f"{method} evidence")
     _surround_calls(fault)
-    bridge_app.preflight = _noticed(bridge_app.preflight, fault)
-    bridge_app.open_bridge = _opening(bridge_app.open_bridge, fault)
+    app: Any = bridge_app  # where run_bridge looks them up
+    app.preflight = _noticed(app.preflight, fault)
+    app.open_bridge = _opening(app.open_bridge, fault)
 
 
 class _Roles:
@@ -188,7 +189,7 @@ class _Roles:
             self._of[container] = _role_in(name)
             return container
 
-        DockerEngine.create_container = watched
+        DockerEngine.create_container = watched  # type: ignore[assignment, method-assign]
 
 
 def _role_in(name: str) -> str:
@@ -225,7 +226,7 @@ def _surround_calls(fault: Fault) -> None:
         fault.reach(f"{method}:after")
         return answer
 
-    SignalRConnection.invoke = surrounded
+    SignalRConnection.invoke = surrounded  # type: ignore[method-assign]
 
 
 def _noticed(preflight: Effect, fault: Fault) -> Effect:

@@ -21,6 +21,7 @@ import pytest
 
 from engines import REPOSITORY, Engine
 from forge_bridge import app
+from forge_bridge.assembly import BridgeService
 from forge_bridge.doctor import CheckResult, Preflight, Verdict, preflight
 from forge_bridge.doctor.proofs import Proofs
 from forge_bridge.groups import first_error
@@ -159,7 +160,7 @@ class Shown:
             if Blocker.EGRESS in self.lack.tried:
                 return await self.egress.prove(*arguments)
             return "shown"
-        known = dict.fromkeys(TOOLS - self.lack.tried, "shown")
+        known: dict[str, str] = dict.fromkeys(TOOLS - self.lack.tried, "shown")
         if not self.lack.tried & TOOLS:
             return Proofs(known)
         found: Proofs = await self.prover.prove(*arguments)
@@ -261,7 +262,7 @@ class Operator(Rig):
         add_repository(directory / "state", "sample", self.repository, remote=REMOTE)
         stop, stopped = anyio.Event(), anyio.Event()
 
-        async def run(service: app.BridgeService) -> None:
+        async def run(service: BridgeService) -> None:
             await service.run(stop)
             stopped.set()
 

@@ -83,7 +83,7 @@ def rig_with_builder(
     rig = Rig(directory, engine, runner_id)
     try:
         rig.start_hub()
-        rig.start_bridge(FORGE_SANDBOX_BUILDKIT_IMAGE=extra_image(engine, "buildkit"), **settings)
+        rig.start_bridge(settings, FORGE_SANDBOX_BUILDKIT_IMAGE=extra_image(engine, "buildkit"))
         yield rig
     finally:
         rig.stop()

@@ -69,7 +69,7 @@ def start_hub(rig: Rig, clocks: Clocks, port: int = 0) -> None:
 
 def start_bridge(rig: Rig, clocks: Clocks, *, wait: bool = True) -> None:
     settings = {"FORGE_MAX_CONCURRENT_SANDBOXES": "2", **clocks.bridge.environment}
-    rig.start_bridge(wait=wait, **settings)
+    rig.start_bridge(settings, wait=wait)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_both_logs_tell_of_a_step(stage: tuple[Rig, Clocks]) -> None:
 
 def _is_told_in_full(log: Path, what: str) -> bool:
     """Whether all steps of this log together are one day, as the clock stands now."""
-    total_ms = sum(line["wall_clock_stepped_ms"] for line in said(log, what))
+    total_ms: int = sum(line["wall_clock_stepped_ms"] for line in said(log, what))
     return abs(total_ms - DAY_S * 1_000) < NEAR_S * 1_000
 
 
@@ -314,7 +314,9 @@ def test_what_was_frozen_beyond_its_lease_is_over_whoever_wakes_first(
     frozen_at = time.monotonic()
     try:
         wait_for("the lease to be over", lambda: time.monotonic() - frozen_at > TTL_MS / 1_000 + 1)
-        assert rig.agent_state()["Status"] == "running"  # type: ignore[index] - it is there
+        state = rig.agent_state()
+        assert state is not None
+        assert state["Status"] == "running"
         for pid in pids[first]:
             os.kill(pid, signal.SIGCONT)
         if first == "container":

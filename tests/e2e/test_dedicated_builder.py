@@ -137,7 +137,7 @@ def test_it_goes_with_its_bridge_and_what_it_built_stays(
     assert rig.bridge.stop() == 0
     left = rig.resources()
     assert [name.rpartition("-")[0] for name in left] == ["forge-build-cache"]
-    rig.start_bridge(**settings)
+    rig.start_bridge(settings)
     assert succeed(rig, approved, "cat", "/once")["image.resolved"] == {**before, "cache": "hit"}
     assert old not in rig.resources()
     assert set(left) < set(rig.resources())  # the same cache
@@ -155,7 +155,7 @@ def test_that_of_a_killed_bridge_goes_with_the_next_one_and_its_build_at_once(
     rig.bridge.kill()
     wait_for("the step to end", lambda: not processes.with_argument(marker), 20)
     assert builders(rig) == [old]
-    rig.start_bridge(**settings)
+    rig.start_bridge(settings)
     assert rig.wait_over(session_id)["failureCode"] == "bridge_stopped"
     wait_for("the builder to go", lambda: old not in rig.resources())
     succeed(rig, commit(rig, "RUN true"))
@@ -178,7 +178,7 @@ def test_that_of_a_killed_bridge_goes_without_a_next_one_too(
     )
     subprocess.run(program, env=environment, check=True, capture_output=True)
     assert [name.rpartition("-")[0] for name in rig.resources()] == ["forge-build-cache"]
-    rig.start_bridge(**settings)
+    rig.start_bridge(settings)
 
 
 @pytest.mark.requirement("B-34", "B-89")
@@ -189,10 +189,10 @@ def test_pressure_takes_its_cache_down_to_what_is_reserved(
     succeed(rig, approved)
     assert cached_bytes(rig) > BIG_BYTES
     rig.bridge.stop()
-    rig.start_bridge(**settings, **NO_SPACE_IS_ENOUGH)
+    rig.start_bridge({**settings, **NO_SPACE_IS_ENOUGH})
     wait_for("the cache to go", lambda: cached_bytes(rig) <= CACHE_RESERVED_MIB * MIB, 60)
     rig.bridge.stop()
-    rig.start_bridge(**settings)
+    rig.start_bridge(settings)
     # Its image is another's affair: it has not expired, and is still there.
     assert succeed(rig, approved)["image.resolved"]["cache"] == "hit"
     fresh = commit(rig, "RUN echo after > /after")

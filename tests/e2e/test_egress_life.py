@@ -126,7 +126,7 @@ def test_a_bridge_that_was_killed_leaves_no_network(rig: Rig, proxy: Mapping[str
     assert {name.rpartition("-")[0] for name in rig.resources()} >= {
         *("forge-agent", "forge-agent-network", "forge-egress-network", "forge-egress-proxy"),
     }
-    rig.start_bridge(**proxy)
+    rig.start_bridge(proxy)
     assert rig.wait_over(session_id)["failureCode"] == "bridge_stopped"
     assert rig.resources() == []
 

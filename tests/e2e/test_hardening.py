@@ -176,8 +176,7 @@ async def test_a_fork_bomb_meets_the_process_limit_and_hurts_nobody(sandbox: San
 @enforcing
 @pytest.mark.requirement("B-10")
 async def test_memory_beyond_the_limit_is_killed_and_swap_is_no_way_out(sandbox: Sandbox) -> None:
-    spec = {"argv": ("tail", "-c", "200m", "/dev/zero")}
-    status, _ = await sandbox.run("", **spec)
+    status, _ = await sandbox.run("", argv=("tail", "-c", "200m", "/dev/zero"))
     assert status.exit_code == 137
     assert status.oom_killed
 

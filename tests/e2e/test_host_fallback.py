@@ -199,7 +199,7 @@ def test_a_bridge_that_is_killed_takes_the_tree_along_and_its_next_life_the_rest
     rig.bridge.kill()
     wait_for("the tree to go", lambda: not processes.saying(sign), 20)
     assert [name for name in rig.left_on_host() if name.startswith("forge-")]
-    rig.start_bridge(**WITHOUT_SANDBOX)
+    rig.start_bridge(WITHOUT_SANDBOX)
     assert rig.wait_over(session_id)["failureCode"] == "bridge_stopped"
     assert rig.left_on_host() == []
     (report,) = rig.diagnostics(session_id)["cleanupReports"]
@@ -235,7 +235,7 @@ def test_what_outlives_bridge_and_supervisor_is_ended_by_a_reap(rig: Rig) -> Non
     assert sorted(r["role"] for r in done["resources"] if r["outcome"] == "removed") == roles
     assert processes.saying(sign) == []
     assert rig.left_on_host() == []
-    rig.start_bridge(**WITHOUT_SANDBOX)
+    rig.start_bridge(WITHOUT_SANDBOX)
     assert rig.wait_over(session_id)["failureCode"] == "bridge_stopped"
 
 

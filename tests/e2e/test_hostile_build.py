@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.engine("d26", "r26"), pytest.mark.timeout(180)]
 
 def log_of(rig: Rig, result: Mapping[str, Any]) -> bytes:
     """The log that the end of a failed build names."""
-    name = result["summary"].rpartition(" in ")[2]
+    name = str(result["summary"]).rpartition(" in ")[2]
     path = rig.state_root / name
     assert path.stat().st_mode & 0o777 == 0o600
     return path.read_bytes()
@@ -164,7 +164,7 @@ def test_what_others_made_of_an_image_stays_under_any_pressure(rig: Rig, images:
         "FORGE_SANDBOX_IMAGE_RETENTION_TTL_MS": "0",
     }
     try:
-        rig.start_bridge(**expired, FORGE_MINIMUM_WORKSPACE_BYTES="1000TiB")
+        rig.start_bridge(expired, FORGE_MINIMUM_WORKSPACE_BYTES="1000TiB")
         records = rig.state_root / "images"
         wait_for("the images to go", lambda: not [*records.glob("*.json")], 60)
         assert images.all() == {image: [tagged], **{one: images.all()[one] for one in theirs}}

@@ -188,11 +188,11 @@ def test_images_go_under_disk_pressure_and_only_then(rig: Rig, images: Images) -
         "FORGE_SANDBOX_IMAGE_RETENTION_TTL_MS": "0",
     }
     rig.bridge.stop()
-    rig.start_bridge(**expired)
+    rig.start_bridge(expired)
     assert rig.wait_over(dispatch(rig, approved, "true"))["outcome"] == "succeeded"
     assert any(key in name for name in images.names())
     rig.bridge.stop()
-    rig.start_bridge(**expired, FORGE_MINIMUM_WORKSPACE_BYTES="1000TiB")
+    rig.start_bridge(expired, FORGE_MINIMUM_WORKSPACE_BYTES="1000TiB")
     records = rig.state_root / "images"
     wait_for("the images to go", lambda: not images.names() and not [*records.glob("*.json")], 30)
     rig.bridge.stop()

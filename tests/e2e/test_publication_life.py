@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from canary_parts import children_of, files_with, holds, processes_with
 
 from engines import Engine
 from git_server import PASSWORD, USERNAME, Fault, GitServer, git, git_server, make_credentials
-from rig import Rig, wait_for
+from rig import DEADLINE_S, Rig, wait_for
 
 pytestmark = [pytest.mark.engine("d26"), pytest.mark.requirement("B-61", "B-62", "B-63")]
 
@@ -56,8 +56,17 @@ class Publishing(Rig):
         )
         self.start_bridge()
 
-    def start_bridge(self, *, wait: bool = True, **settings: str) -> None:
-        super().start_bridge(wait=wait, FORGE_SANDBOX_PUBLICATION_MODE="bridge_push", **settings)
+    def start_bridge(
+        self,
+        settings: Mapping[str, str] | None = None,
+        /,
+        *,
+        wait: bool = True,
+        deadline_s: float = DEADLINE_S,
+        **more: str,
+    ) -> None:
+        pushes = {"FORGE_SANDBOX_PUBLICATION_MODE": "bridge_push", **more}
+        super().start_bridge(settings, wait=wait, deadline_s=deadline_s, **pushes)
 
     def point_at(self, url: str) -> Path:
         """What the hub believes the remote to be."""
@@ -170,7 +179,11 @@ def test_while_git_pushes_only_its_environment_has_the_credential_and_cancel_end
     assert (session["state"], session["failureCode"]) == ("cancelled", "cancelled")
     assert rig.at_the_remote(branch) is None
     rig.server.fault.hang = None
-    told = lambda: rig.get(f"/sessions/{session_id}")["publication"]  # noqa: E731
+
+    def told() -> dict[str, Any]:
+        found: dict[str, Any] = rig.get(f"/sessions/{session_id}")["publication"]
+        return found
+
     wait_for("the hub to have looked", lambda: told()["outcome"] == "aborted")
     assert told()["source"] == "hub"
 

@@ -126,10 +126,11 @@ class EveryGate(Rig):
         seccomp, signing = self.directory / "seccomp.json", self.directory / "provenance.key"
         shutil.copy(REPOSITORY / "examples/seccomp/forge-sandbox.json", seccomp)
         seccomp.chmod(0o644)
-        generate = ["openssl", "genpkey", "-algorithm", "ed25519", "-out", signing]
+        generate = ["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(signing)]
         subprocess.run(generate, check=True, capture_output=True)
         signing.chmod(0o600)
-        public = ["openssl", "pkey", "-in", signing, "-pubout", "-out", self.provenance_key]
+        public = ["openssl", "pkey", "-in", str(signing), "-pubout"]
+        public += ["-out", str(self.provenance_key)]
         subprocess.run(public, check=True, capture_output=True)
         sign, engine = self.gates.signed, self.engine
         return {
@@ -228,7 +229,7 @@ def rig(
         rig = EveryGate(directory / "rig", engine, module_runner_id, gates, server)
         stack.callback(_clear, rig)
         rig.start_hub(FORGE_HUB_CREDENTIALS_DIRECTORY=str(rig.credentials))
-        rig.start_bridge(deadline_s=SLOWLY_S, **rig.settings())
+        rig.start_bridge(rig.settings(), deadline_s=SLOWLY_S)
         yield rig
 
 

@@ -254,7 +254,7 @@ def test_a_killed_bridge_leaves_no_service_behind(rig: Rig) -> None:
     password = environment_of(agent_of(containers(rig, session_id)))["PGPASSWORD"]
     rig.bridge.kill()
     assert files_with(rig.directory, password) == []
-    rig.start_bridge(**settings(rig.engine))
+    rig.start_bridge(settings(rig.engine))
     wait_for("the remains to be removed", lambda: containers(rig, session_id) == {})
     assert rig.wait_over(session_id)["failureCode"] == "bridge_stopped"
     assert {r["role"] for r in rig.diagnostics(session_id)["cleanupReports"][0]["resources"]} >= {

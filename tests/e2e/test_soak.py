@@ -74,7 +74,7 @@ def test_nothing_is_lost_and_nothing_is_left(tmp_path: Path, runner_id: str) -> 
     try:
         rig.start_hub()
         rig.start_bridge(FORGE_MAX_CONCURRENT_SANDBOXES="4")
-        chaos, waiting, over = Chaos(rig, daemon), [], {}
+        chaos, waiting, over = Chaos(rig, daemon), list[str](), dict[str, dict[str, Any]]()
         while len(over) < ATTEMPTS:
             while len(waiting) < AT_ONCE and len(over) + len(waiting) < ATTEMPTS:
                 waiting.append(rig.dispatch("sh", "-c", AGENT, retries=RETRIES, leaseTtlMs=8_000))

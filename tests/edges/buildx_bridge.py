@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,4 +25,5 @@ async def main(facts: str, folder: str, runner_id: str, step: str, config: str =
 
 
 if __name__ == "__main__":
-    anyio.run(main, *sys.argv[1:])
+    asked: Callable[..., Awaitable[None]] = main
+    anyio.run(asked, *sys.argv[1:])

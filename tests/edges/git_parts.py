@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forge_core.output_exchange import (
     HelperReply,
@@ -97,7 +98,8 @@ class Project:
         archive = await self.archive()
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             # Python 3.11.2 (Debian 12) has no filters yet.
-            trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
+            has_filters = hasattr(tarfile, "data_filter")
+            trusted: dict[str, Any] = {"filter": "fully_trusted"} if has_filters else {}
             tar.extractall(directory, **trusted)  # noqa: S202 - ours, into tmp
         return directory
 

@@ -308,9 +308,9 @@ def _headers(forge: Forge) -> Iterator[Hostile]:
         "an empty line": ("format", "\n\n"),
         "a web page": ("format", "<html>\n\n"),
     }  # fmt: skip
-    for name, (fields, header) in headers.items():
+    for name, (words, header) in headers.items():
         bundle = forge.bundle(good, pack, header)
-        yield Hostile(f"header: {name}", bundle, good, frozenset(fields.split()))
+        yield Hostile(f"header: {name}", bundle, good, frozenset(words.split()))
     for name, bundle in (("empty", b""), ("zeros", bytes(5000)), ("only a pack", pack)):
         yield Hostile(f"not a bundle: {name}", bundle, good, frozenset({"format"}))
 
@@ -358,9 +358,9 @@ def _packs(forge: Forge) -> Iterator[Hostile]:
         "version 9": ("format", pack[:4] + b"\0\0\0\x09" + pack[8:]),
         "text": ("format", b"hello"),
     }
-    for name, (fields, hostile) in packs.items():
+    for name, (words, hostile) in packs.items():
         bundle = forge.bundle(good, hostile)
-        yield Hostile(f"pack: {name}", bundle, good, frozenset(fields.split()))
+        yield Hostile(f"pack: {name}", bundle, good, frozenset(words.split()))
     whole = forge.bundle(good)
     for length in range(0, len(whole), 97):
         cut = whole[:length]

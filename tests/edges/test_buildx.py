@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -297,7 +298,7 @@ async def test_fetching_a_base_that_fills_the_disk_is_ended_as_well(
 
     missing = f"{engine.busybox_image.partition('@')[0]}@sha256:{'3' * 64}"
     build = Build(engine, f"FROM {missing}\n", sources=(missing,))
-    settings = {"minimum_free_bytes": 500, "docker_executable": str(slow)}
+    settings: dict[str, Any] = {"minimum_free_bytes": 500, "docker_executable": str(slow)}
     async with opened(engine, tmp_path, runner_id, disk=FillingDisk(), **settings) as builder:
         with anyio.fail_after(ENDS_WITHIN_S), pytest.raises(EngineOutOfDisk, match="must remain"):
             await build.on(builder)

@@ -64,7 +64,7 @@ async def test_after_a_suspend_a_deadline_is_seen_within_one_tick(
         asked.append(seconds)
         jumped_ms += 3_600_000 if len(asked) == 3 else int(seconds * 1_000)
 
-    monkeypatch.setattr(clock_module.anyio, "sleep", sleep)
+    monkeypatch.setattr(anyio, "sleep", sleep)
     clock = Suspended()
     await clock.sleep_until_ms(clock.now_ms() + 1_800_000)
     assert len(asked) == 3

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import socketserver
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import anyio
 import pytest
@@ -46,7 +47,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
 class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
-    def get_request(self) -> tuple[object, object]:
+    def get_request(self) -> tuple[socket.socket, Any]:
         request, _ = super().get_request()
         return request, ("engine", 0)
 

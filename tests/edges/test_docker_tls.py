@@ -113,7 +113,7 @@ async def tls_in_front_of(engine: BedEngine, material: Path) -> AsyncIterator[in
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, serve)
-        yield int(listener.listeners[0].extra_attributes[SocketAttribute.local_port]())
+        yield listener.listeners[0].extra(SocketAttribute.local_port)  # noqa: S610 - no ORM
         tasks.cancel_scope.cancel()
 
 

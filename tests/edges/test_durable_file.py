@@ -37,7 +37,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(durable_file.os, call, fail)
+    monkeypatch.setattr(os, call, fail)
 
 
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -39,7 +39,7 @@ async def test_every_hostile_bundle_is_refused_by_name_and_changes_nothing(
     older = word(project.clone, "rev-parse", f"{project.commit}^")
     await ensure_commit(project.clone, project.store, older)  # a parent that could be had
     before = on_disk(project.store)
-    surprises = []
+    surprises: list[tuple[object, ...]] = []
     for hostile in corpus(project.clone, project.commit):
         try:
             await project.take(hostile.bundle, hostile.claimed, LIMITS)

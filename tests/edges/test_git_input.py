@@ -336,7 +336,7 @@ async def test_an_archive_that_is_not_read_to_its_end_leaves_nothing(tmp_path: P
         assert len(chunk) <= 1 << 19
         if size > 5 << 20:
             break
-    await chunks.aclose()  # type: ignore[attr-defined]
+    await chunks.aclose()
     assert list((project.store.parent / ".quarantine").iterdir()) == []
 
 

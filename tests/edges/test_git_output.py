@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import anyio
 import pytest
@@ -87,7 +88,8 @@ async def test_the_event_loop_judges_no_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred thousand paths take seconds, in which leases must be kept."""
-    judges = {git_import: ("parse_changes", "parse_listing", "changes_violation")}
+    judges: dict[ModuleType, tuple[str, ...]] = {}
+    judges[git_import] = ("parse_changes", "parse_listing", "changes_violation")
     judges[tree_archive] = ("parse_listing", "input_violation")
     on_the_loop, seen = [], set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 import pytest
 
 from forge_core.errors import RefusedError
-from forge_edges import host_processes
 from forge_edges.host_processes import end_marked, marks
 
 pytestmark = pytest.mark.requirement("B-53")
@@ -134,7 +134,7 @@ def test_what_does_not_end_in_time_is_said(mark: str, monkeypatch: pytest.Monkey
     process = start(mark, STUBBORN)
     assert first_line(process) == "up"
     with monkeypatch.context() as patch:
-        patch.setattr(host_processes.signal, "pidfd_send_signal", lambda *_: None)
+        patch.setattr(signal, "pidfd_send_signal", lambda *_: None)
         began = time.monotonic()
         with pytest.raises(RefusedError, match="SIGKILL within 300 ms") as refused:
             end_marked(VARIABLE, mark, within_ms=300)
@@ -152,7 +152,7 @@ def test_what_belongs_to_another_user_is_said(mark: str, monkeypatch: pytest.Mon
         raise PermissionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(host_processes.signal, "pidfd_send_signal", refuse)
+        patch.setattr(signal, "pidfd_send_signal", refuse)
         with pytest.raises(RefusedError, match="not ours to kill"):
             end_marked(VARIABLE, mark, within_ms=300)
     assert end_marked(VARIABLE, mark, within_ms=PATIENCE_MS)

@@ -12,6 +12,7 @@ import tarfile
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -57,17 +58,17 @@ async def host(directory: Path, owner: Owner) -> AsyncIterator[LocalHost]:
     assert [r for r in await host.list_resources(attempt_filter(owner)) if "helper" in r.name] == []
 
 
-def program(owner: Owner, script: str, role: str = "host-agent", **more: object) -> HostProgram:
-    options: dict[str, object] = {
+def program(owner: Owner, script: str, role: str = "host-agent", **more: Any) -> HostProgram:
+    options: dict[str, Any] = {
         "argv": ("sh", "-c", script),
         "directory": "/",
         "environment": {"PATH": os.environ["PATH"]},
         "labels": owner.labels(role),
     }
-    return HostProgram(**(options | more))  # type: ignore[arg-type]
+    return HostProgram(**(options | more))
 
 
-async def start(host: LocalHost, owner: Owner, script: str, **more: object) -> str:
+async def start(host: LocalHost, owner: Owner, script: str, **more: Any) -> str:
     asked = program(owner, script, **more)
     return await host.create_container(owner.name(asked.labels["dev.forge.role"]), asked)
 

@@ -26,7 +26,7 @@ from forge_core.ledger import (
     parse_ledger,
 )
 from forge_core.ready import RecordKind
-from forge_edges import durable_file, ledger_file
+from forge_edges import ledger_file
 from forge_edges.ledger_file import ROOM_BYTES, LedgerFile, read_ledger
 
 pytestmark = pytest.mark.requirement("B-24")
@@ -113,7 +113,7 @@ async def test_a_ledger_begins_once(tmp_path: Path) -> None:
 async def test_concurrent_appends_share_syncs_and_keep_the_order_of_the_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    syncs = []
+    syncs: list[int] = []
     go_on = threading.Event()
     fdatasync = os.fdatasync
 
@@ -123,7 +123,7 @@ async def test_concurrent_appends_share_syncs_and_keep_the_order_of_the_calls(
         syncs.append(descriptor)
         fdatasync(descriptor)
 
-    monkeypatch.setattr(ledger_file.os, "fdatasync", sync)
+    monkeypatch.setattr(os, "fdatasync", sync)
     ledger = await begin(tmp_path / "a")
     async with anyio.create_task_group() as tasks:
         for n in range(64):
@@ -144,7 +144,7 @@ async def test_an_append_returns_after_its_sync(
         begun.set()
         assert go_on.wait(30)
 
-    monkeypatch.setattr(ledger_file.os, "fdatasync", sync)
+    monkeypatch.setattr(os, "fdatasync", sync)
     ledger = await begin(tmp_path / "a")
     returned = anyio.Event()
 
@@ -172,7 +172,7 @@ async def test_a_cancelled_append_is_carried_through(
         assert go_on.wait(30)
         fdatasync(descriptor)
 
-    monkeypatch.setattr(ledger_file.os, "fdatasync", sync)
+    monkeypatch.setattr(os, "fdatasync", sync)
     ledger = await begin(tmp_path / "a")
     scope, ended = anyio.CancelScope(), anyio.Event()
 
@@ -211,7 +211,7 @@ async def test_a_write_that_fails_half_way_leaves_nothing_of_it(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger_file.os, "write", write_a_little)
+        patch.setattr(os, "write", write_a_little)
         async with anyio.create_task_group() as tasks:
             for n in (2, 3):
                 tasks.start_soon(expect_failure, ledger, n)
@@ -240,9 +240,9 @@ async def test_after_a_failed_sync_the_ledger_goes_on_in_a_new_file(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger_file.os, "fdatasync", fail)
+        patch.setattr(os, "fdatasync", fail)
         await expect_failure(ledger, 2)
-        patch.setattr(durable_file.os, "fsync", fail)
+        patch.setattr(os, "fsync", fail)
         await expect_failure(ledger, 3)
     assert path.stat().st_ino == first
     await ledger.append("fact", {"n": 4})
@@ -267,7 +267,7 @@ async def test_what_was_durable_must_read_back_before_a_new_file_is_begun(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger_file.os, "fdatasync", fail)
+        patch.setattr(os, "fdatasync", fail)
         await expect_failure(ledger, 2)
     whole = path.read_bytes()
     path.write_bytes(whole[:-20] + b"x" * 20)
@@ -289,7 +289,7 @@ async def test_a_ledger_that_is_being_closed_takes_no_more(
         go_on.wait(10)
 
     ledger = await begin(tmp_path / "a.1.ledger")
-    monkeypatch.setattr(ledger_file.os, "fdatasync", sync)
+    monkeypatch.setattr(os, "fdatasync", sync)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ledger.append, "fact", {"n": 1})
         await anyio.to_thread.run_sync(syncing.wait, 10)

@@ -247,7 +247,7 @@ async def test_calls_end_with_their_connection_and_the_hooks_run_once() -> None:
         story.append("disconnected")
 
     @hub.method("Hang")
-    async def hang(_connection: Connection[str], _payload: object) -> object:
+    async def hang(_connection: Connection[str], _payload: object) -> None:
         story.append("called")
         try:
             await anyio.sleep_forever()

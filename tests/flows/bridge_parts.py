@@ -25,17 +25,21 @@ from scripted_hub import TOKEN, ScriptedHub
 
 from engines import Engine
 from forge_bridge import app
+from forge_bridge.assembly import BridgeService
 from forge_bridge.doctor import Preflight
 from forge_bridge.doctor.image_checks import ImageProver
+from forge_bridge.flows.replay import Replay
 from forge_bridge.groups import first_error
-from forge_bridge.images.doors import NoBuilder
+from forge_bridge.images.doors import ImageDoors, NoBuilder
 from forge_bridge.images.gates import GateTools
+from forge_bridge.perform import no_faults
 from forge_bridge.repositories import add_repository
 from forge_bridge.runner import Identity, Runner
 from forge_bridge.settings import BridgeSettings, default_bridge_service_config
 from forge_bridge.state_root import StateRoot
 from forge_core.image_ports import ImageBuilder, ImageGates
 from forge_core.ports import Disk
+from forge_core.ports import Engine as EnginePort
 from forge_core.wire.codes import NetworkPolicy, Runtime
 from forge_core.wire.shapes import Capabilities, SandboxReadiness
 from forge_edges.clock import SystemClock
@@ -75,7 +79,7 @@ class Bridge:
     """
 
     hub: ScriptedHub
-    service: app.BridgeService
+    service: BridgeService
     state_root: Path
     commit: str
     stop: anyio.Event
@@ -87,6 +91,13 @@ class Bridge:
     @property
     def runner(self) -> Runner:
         return self.service.runner
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many of its messages the hub has not acknowledged."""
+        outbox = self.runner.outbox
+        assert isinstance(outbox, Replay)
+        return outbox.pending
 
     def logged(self, event: str) -> list[MutableMapping[str, Any]]:
         return [entry for entry in self.logs if entry["event"] == event]
@@ -268,14 +279,14 @@ def capabilities_of(settings: BridgeSettings, runtimes: Iterable[Runtime]) -> Ca
 @asynccontextmanager
 async def assembled(
     settings: BridgeSettings,
-    engine: DockerEngine | MemoryEngine,
+    engine: EnginePort,
     *,
     clock: SystemClock | None = None,
     runtimes: Iterable[Runtime] = (Runtime.DOCKER,),
     builder: ImageBuilder = NO_BUILDER,
     gates: ImageGates | None = None,
     disk: Disk | None = None,
-) -> AsyncIterator[app.BridgeService]:
+) -> AsyncIterator[BridgeService]:
     """What ``open_bridge`` does, with an engine that is there already and needs no preflight."""
     clock = clock or HastyClock()
     root = await StateRoot.open(
@@ -299,11 +310,11 @@ async def assembled(
                 clock,
                 engine,
                 disk or await app._disks(root, engine),
-                app.ImageDoors(builder, gates or ScriptedGates(), NO_PROVER),
+                ImageDoors(builder, gates or ScriptedGates(), NO_PROVER),
                 SignalRConnectionFactory(app.signalr_settings(settings)),
                 host,
             )
-            service = await app._assemble(opened, checked, tasks, app.no_faults)
+            service = await app._assemble(opened, checked, tasks, no_faults)
             yield service
             tasks.cancel_scope.cancel()
     finally:
@@ -312,7 +323,7 @@ async def assembled(
 
 @asynccontextmanager
 async def attended(
-    service: app.BridgeService,
+    service: BridgeService,
     hub: ScriptedHub,
     settings: BridgeSettings,
     commit: str,

@@ -16,7 +16,7 @@ from bridge_parts import (
 
 from forge_core.labels import runner_filter
 from forge_core.wire.codes import Runtime
-from forge_edges import host_runtime
+from forge_edges.host_processes import marks
 
 DAEMON = "setsid sh -c 'trap \"\" TERM HUP; while :; do sleep 1; done' >/dev/null 2>&1 & "
 STUBBORN = f"trap '' TERM HUP INT; {DAEMON} echo up; while :; do sleep 1; done"
@@ -91,5 +91,5 @@ def alive(pid: str) -> bool:
 
 def require_nothing_marked(directory: Path) -> None:
     """No process of an attempt below this directory is left."""
-    marked = host_runtime.marks("FORGE_HOST_RESOURCE")
+    marked = marks("FORGE_HOST_RESOURCE")
     assert [mark for mark in marked if str(directory) in mark] == []

@@ -98,7 +98,7 @@ class ScriptedGates:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, object]] = []
-        self.refuses: dict[str, ForgeError] = {}
+        self.refuses: dict[str, Exception] = {}
         self.evidence: Sequence[Evidence] = EVIDENCE
 
     async def before_build(self, sources: Sequence[str]) -> None:

@@ -316,8 +316,19 @@ class MemoryEngine:
     async def create_network(self, name: str, request: Mapping[str, Any]) -> str:
         raise NotImplementedError
 
+    async def inspect_network(self, network: str) -> Mapping[str, Any]:
+        raise EngineNotFound(f"cannot inspect network {network}: there is none")
+
+    async def connect_network(
+        self, network: str, container: str, *, address: str, aliases: Sequence[str] = ()
+    ) -> None:
+        raise NotImplementedError
+
     async def remove_network(self, network: str) -> None:
         raise EngineNotFound(f"cannot remove network {network}: there is none")
+
+    async def network_endpoints(self, network: str) -> Sequence[str]:
+        raise EngineNotFound(f"cannot inspect network {network}: there is none")
 
     async def disconnect_network(self, network: str, container: str) -> None:
         raise NotImplementedError

@@ -133,7 +133,7 @@ class ScriptedHub:
             "SubmitDispatchEvent", count=count, attemptId=attempt_id, type=event_type
         )
 
-    async def over(self, attempt_id: str, **fields: object) -> dict[str, Any]:
+    async def over(self, attempt_id: str, **fields: Any) -> dict[str, Any]:
         """The result with the cleanup complete."""
         return await self.next(
             "SubmitDispatchResult", attemptId=attempt_id, cleanup="complete", **fields

@@ -112,11 +112,14 @@ async def test_every_stage_ends_at_once_although_the_hub_says_nothing(
     stuck = Stuck(where)
     async with memory_bridge(tmp_path, engine=stuck.engine) as bridge:
         hub = bridge.hub
+
+        def reached_and_never(payload: dict[str, Any]) -> object:
+            stuck.reached.set()
+            return hub.never(payload)
+
         more = {"secretGrants": ["handle"]} if where == "secrets" else {}
         if where == "secrets":
-            hub.answers["RedeemSecretGrant"] = lambda _payload: (
-                stuck.reached.set() or hub.never(_payload)
-            )
+            hub.answers["RedeemSecretGrant"] = reached_and_never
         attempt_id = await bridge.run("true", sandbox={"kill_grace_ms": 100}, **more)
         with anyio.fail_after(10):
             await stuck.reached.wait()

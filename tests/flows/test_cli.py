@@ -19,7 +19,7 @@ BRIDGE = (sys.executable, "-m", "forge_bridge")
 
 
 def bridge(
-    *arguments: str, cwd: Path | None = None, **environment: str
+    *arguments: str, cwd: str | Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line with nothing of ours in its environment but ``environment``."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}

@@ -36,7 +36,6 @@ from scripted_hub import ScriptedHub, renewal
 
 from forge_bridge.state_root import StateRoot
 from forge_core import attempt as core
-from forge_core.admission import ReservationState
 from forge_core.attempt import Now
 from forge_core.attempt_records import moment_record
 from forge_core.errors import RefusedError
@@ -44,7 +43,7 @@ from forge_core.labels import Owner, attempt_filter
 from forge_core.ports import HostProgram
 from forge_core.ready import RecordKind
 from forge_core.resources import ResourceVector
-from forge_core.wire.codes import Runtime
+from forge_core.wire.codes import ReservationState, Runtime
 from forge_edges import host_runtime
 from forge_edges.clock import SystemClock
 from forge_edges.host_runtime import LocalHost

@@ -88,7 +88,7 @@ def bill_of_base(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Pa
     file = tmp_path_factory.mktemp("bill") / "sbom.json"
     with loaded_image(engine, [BASE]) as (_, tag, _), file.open("wb") as output:
         environment = {"DOCKER_HOST": engine.base_url, "SYFT_CHECK_FOR_APP_UPDATE": "false"}
-        command = [SYFT, tag, "-o", "spdx-json"]
+        command = [str(SYFT), tag, "-o", "spdx-json"]
         subprocess.run(command, env=environment, stdout=output, check=True, timeout=60)
     return file
 
@@ -327,7 +327,8 @@ async def test_a_tool_that_floods_or_hangs_is_ended(bench: Bench, image: BuiltIm
 async def test_a_gate_without_a_tool_refuses_where_the_policy_is_enforced(
     bench: Bench, image: BuiltImage, missing: str
 ) -> None:
-    gates = bench.gates(**{missing: None})
+    without: dict[str, Any] = {missing: None}
+    gates = bench.gates(**without)
     error = await refusal(gates, image)
     assert error.field == gates.tools.missing[1]  # the first is the signature verifier
     assert "is configured for it" in str(error)
@@ -343,7 +344,8 @@ async def test_without_enforcement_the_gates_only_warn(bench: Bench, image: Buil
     assert (warning["log_level"], warning["gate"]) == ("warning", "vulnerabilities")
     assert "CVE-2026-1" in warning["reason"]
     await gates.before_use(image.image_id, nobody_reads)
-    assert await bench.gates(enforced=False, **dict.fromkeys(TOOLS)).after_build(image) == []
+    none: dict[str, Any] = dict.fromkeys(TOOLS)
+    assert await bench.gates(enforced=False, **none).after_build(image) == []
 
 
 TOOLS = ("bill", "vulnerabilities", "signing_key")

@@ -407,7 +407,7 @@ async def test_an_image_of_somebody_else_is_not_touched_under_a_name_of_ours(
             await at.engine.tag_image(theirs.id, request.tag)
             return ()
 
-        at.gates.after_build = move  # type: ignore[method-assign]
+        at.gates.after_build = move  # type: ignore[assignment, method-assign]
         at.builder.may_end.set()
         result = await at.result(attempt)
         assert result["failureCode"] == "image_policy_denied"

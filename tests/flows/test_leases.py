@@ -58,7 +58,7 @@ async def test_a_renewal_that_is_not_right_in_everything_changes_nothing(
         await hub.event(attempt_id, "agent.started")
         run = bridge.runner.attempts[attempt_id, 1]
         hub.send("LeaseUpdate", renewal(attempt_id, 1, 5, KEY, ttl_ms=4_000))
-        await wait_for(lambda: run.state.lease.sequence == 5)
+        await wait_for(lambda: run.state.lease is not None and run.state.lease.sequence == 5)
         at_ms = deadline_ms(run)
         good = renewal(attempt_id, 1, 9, KEY)
         lies: list[dict[str, object]] = [

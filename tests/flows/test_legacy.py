@@ -12,7 +12,7 @@ from bridge_parts import Bridge, memory_bridge, wait_for
 
 from forge_core.wire.limits import MAX_MESSAGE_BYTES, measured_size_bytes
 
-ALLOWED = {"allow_host_execution": True}
+ALLOWED: dict[str, Any] = {"allow_host_execution": True}
 
 
 def dispatch(dispatch_id: str, *command: str, **more: Any) -> dict[str, Any]:

@@ -144,6 +144,9 @@ def test_every_token_of_this_life_is_masked_also_after_it_was_replaced(
         token_file.write_text(token)
         token_file.chmod(0o600)
 
+    def refuse() -> None:
+        raise RefusedError("enough", code="enough")
+
     @asynccontextmanager
     async def open_bridge(settings: BridgeSettings, *, learn: LearnSecret) -> AsyncIterator[None]:
         """Tries to connect with each token, and tells all of them."""
@@ -154,7 +157,7 @@ def test_every_token_of_this_life_is_masked_also_after_it_was_replaced(
                 with pytest.raises(ForgeError):
                     await factory.create(tasks).start()
         structlog.get_logger().error("the hub says", detail=" and ".join(tokens))
-        raise RefusedError("enough", code="enough")
+        refuse()
         yield
 
     write(tokens[0])

@@ -10,7 +10,7 @@ import gc
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,11 +167,15 @@ async def test_an_answer_that_is_no_acknowledgement_is_none(tmp_path: Path) -> N
         "SubmitCleanupReport": [deep(100), [], {}],
     }
     good = {"accepted": True, "disposition": "persisted"}
+
+    def next_of(left: list[object]) -> Callable[[object], object]:
+        return lambda _payload: left.pop() if left else good
+
     for method in methods:
-        hub.answers[method] = lambda _payload, left=answers[method]: left.pop() if left else good
+        hub.answers[method] = next_of(answers[method])
     async with memory_bridge(tmp_path, hub) as bridge:
         await hub.over(await bridge.run("true"))
-        await wait_for(lambda: bridge.runner.outbox.pending == 0)
+        await wait_for(lambda: bridge.unacknowledged == 0)
         assert not any(answers.values())
         assert hub.connected == 1
         assert not list((bridge.state_root / "outbox" / "rejected").iterdir())
@@ -405,7 +409,7 @@ class Liar:
         for attempt_id, fence in self.offers:
             hub.send("Cancel", {"attemptId": attempt_id, "fence": fence})
         await bridge.until_idle()
-        await wait_for(lambda: bridge.runner.outbox.pending == 0)
+        await wait_for(lambda: bridge.unacknowledged == 0)
         accepted = {
             (d["attemptId"], d["fence"]) for d in hub.of("SubmitOfferDecision", decision="accepted")
         }

@@ -50,7 +50,7 @@ async def test_of_many_offers_for_the_last_slot_exactly_one_is_accepted(tmp_path
 
 @pytest.mark.requirement("B-04", "B-10", "B-20", "B-21", "B-22", "B-25", "B-87")
 async def test_every_reason_to_say_no(tmp_path: Path) -> None:
-    said = set()
+    said = set[str]()
 
     async def no(code: str, **more: Any) -> None:
         assert await decided(bridge, **more) == ("rejected", code), more
@@ -109,7 +109,8 @@ async def test_a_malformed_offer_is_answered_when_it_says_which_it_is(tmp_path: 
         assert "resources.slots" in decision["detail"]
         assert "many" not in decision["detail"]
         before = len(bridge.hub.of("SubmitOfferDecision"))
-        for nameless in ({"offerId": "../../etc"}, {"offerId": "x", "attemptId": "y"}, [], None):
+        half: tuple[object, ...] = ({"offerId": "../../etc"}, {"offerId": "x", "attemptId": "y"})
+        for nameless in (*half, [], None):
             bridge.hub.send("Offer", nameless)
         elsewhere = bridge.offer(runnerInstanceId="another", resources={"slots": "many"})
         bridge.hub.send("Offer", elsewhere)
@@ -197,9 +198,8 @@ async def test_a_decision_whose_acknowledgement_is_lost_is_not_repeated(tmp_path
 async def test_an_answer_that_makes_no_sense_changes_nothing(tmp_path: Path) -> None:
     async with memory_bridge(tmp_path) as bridge:
         hub = bridge.hub
-        answers = iter(
-            [HubException("no"), None, [], {"accepted": "yes"}, {"accepted": False}, 3, {}]
-        )
+        wrong: list[object] = [{"accepted": "yes"}, {"accepted": False}, 3, {}]
+        answers = iter([HubException("no"), None, [], *wrong])
         hub.answers["SubmitOfferDecision"] = lambda _payload: next(answers)
         offer = bridge.offer()
         for count in range(1, 8):

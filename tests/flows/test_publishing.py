@@ -30,7 +30,7 @@ pytestmark = pytest.mark.requirement("B-61", "B-63")
 
 BRANCH = "result"
 MODE = {"publicationMode": "bridge_push"}
-CAN_PUSH = {"sandbox_publication_mode": "bridge_push"}
+CAN_PUSH: dict[str, Any] = {"sandbox_publication_mode": "bridge_push"}
 
 
 class Packing:
@@ -246,7 +246,7 @@ async def test_a_human_who_comes_between_look_and_push_wins(
     tmp_path: Path, server: GitServer
 ) -> None:
     async with on_stage(tmp_path, server) as stage:
-        git_store, theirs = stage.bridge.runner.git, []
+        git_store, theirs = stage.bridge.runner.git, list[str]()
         look = git_store.remote_branch
 
         async def look_and_be_overtaken(*arguments: Any) -> Any:
@@ -256,7 +256,7 @@ async def test_a_human_who_comes_between_look_and_push_wins(
             return seen
 
         # A frozen dataclass with slots has no room for a double of one method.
-        stage.bridge.runner.git = _Overtaken(git_store, look_and_be_overtaken)  # type: ignore[assignment]
+        stage.bridge.runner.git = _Overtaken(git_store, look_and_be_overtaken)
         result = await stage.hub.over(await stage.go("true"))
         assert result["failureCode"] == "publication_stale"
         assert stage.told == ["stale_remote"]
@@ -456,7 +456,7 @@ async def test_a_push_that_cannot_be_recorded_is_not_begun(
                     raise DiskUnusable("cannot write: no space")
                 await ledger.append_all(records)
 
-        run._ledger = Full()  # type: ignore[assignment]
+        run._ledger = Full()
         (agent,) = [c for c in _engine(stage).containers.values() if c.role == "agent"]
         agent._input += b'{"type":"cancel"}\n'
         agent.frame("exit", code=0)

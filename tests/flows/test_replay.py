@@ -91,7 +91,7 @@ async def opened(root: StateRoot, *, instance_id: str = "instance-1") -> Replay:
 
 
 def event(sequence: int, attempt_id: str = "a1") -> Message:
-    payload = {
+    payload: dict[str, Any] = {
         "eventId": f"event-{attempt_id}-{sequence}",
         "attemptId": attempt_id,
         "fence": 1,
@@ -191,7 +191,7 @@ async def test_a_large_report_goes_in_parts_and_its_file_when_all_are_acknowledg
     root: StateRoot, replay: Replay
 ) -> None:
     await replay.put(report(resources=400))
-    lost_once = []
+    lost_once: list[bool] = []
 
     def answer(method: str, payload: Mapping[str, Any]) -> object:
         if payload["part"] == 3 and not lost_once:

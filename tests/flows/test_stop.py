@@ -183,7 +183,7 @@ async def test_no_teardown_holds_up_a_stop_at_once(tmp_path: Path) -> None:
         asked.set()
         await anyio.sleep_forever()
 
-    engine.remove_container = never  # type: ignore[method-assign]
+    engine.remove_container = never  # type: ignore[assignment, method-assign]
     with anyio.fail_after(20):
         async with (
             memory_bridge(tmp_path, engine=engine, attend=False) as bridge,

@@ -348,7 +348,7 @@ class Stage:
         return shown
 
     async def until(
-        self, session_id: str, condition: Callable[[dict[str, Any]], bool]
+        self, session_id: str, condition: Callable[[dict[str, Any]], object]
     ) -> dict[str, Any]:
         """The session, once it is as the condition wants it."""
         with anyio.fail_after(PATIENCE_S):

@@ -167,8 +167,8 @@ async def test_a_reap_goes_to_the_connected_instance_and_its_outcome_is_kept(
             "degradedReservationCount": 0,
         }
         for disposition in ("persisted", "duplicate"):
-            answer = await bridge.call("SubmitReapOutcome", outcome)
-            assert answer == {"accepted": True, "disposition": disposition}
+            said = await bridge.call("SubmitReapOutcome", outcome)
+            assert said == {"accepted": True, "disposition": disposition}
         listed = (await stage.api.get("/api/v1/runners/r1/reaps")).json()
         assert listed[0]["outcome"]["removed"] == 2
         wrong = {"scope": "attempt", "attemptId": "a", "fence": 1}

@@ -173,7 +173,11 @@ async def test_a_cancel_stops_renewals_and_the_result_says_how_it_ended(database
         await stage.pass_time(TTL_MS // 3)
         await bridge.answered()
         assert bridge.waiting("LeaseUpdate") == []
-        ended = {"outcome": "cancelled", "failureCode": "cancelled", "resultCommit": None}
+        ended: dict[str, Any] = {
+            "outcome": "cancelled",
+            "failureCode": "cancelled",
+            "resultCommit": None,
+        }
         await bridge.result(start, **ended)
         shown = await stage.session(session_id)
         assert (shown["state"], shown["cancelReason"]) == ("cancelled", "x")

@@ -247,7 +247,7 @@ async def test_a_session_that_could_not_be_served_is_refused_when_it_is_made(
         json.dumps({"repositoryUrl": "ssh://x/y", "username": "u", "credential": PASSWORD}),
     )
     async with on_stage(sqlite_url, **sources) as stage:
-        for wanted, code in [
+        cases: list[tuple[dict[str, Any], str]] = [
             ({"secrets": ["MISSING"]}, "secret_unavailable"),
             ({"secrets": ["EMPTY"]}, "secret_unavailable"),
             ({"secrets": ["BINARY"]}, "secret_unavailable"),
@@ -263,7 +263,8 @@ async def test_a_session_that_could_not_be_served_is_refused_when_it_is_made(
             ({**PUSHES, "repository": "../p-1/repo"}, "credential_unavailable"),
             ({**PUSHES, "projectId": "p-2"}, "credential_unavailable"),
             ({"publicationMode": "bridge_push"}, "invalid_request"),
-        ]:
+        ]
+        for wanted, code in cases:
             answer = await stage.api.post("/api/v1/sessions", json=session(**wanted))
             assert (answer.status_code, answer.json()["code"]) == (422, code), wanted
             assert SECRET not in answer.text

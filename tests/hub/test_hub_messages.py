@@ -106,7 +106,11 @@ async def test_a_new_instance_reports_what_the_old_one_left(database_url: str) -
         stuck = [removed("c1"), removed("c2", "failed")]
         first = await reborn.cleanup_report(start, **old, resources=stuck)
         assert first == PERSISTED
-        lost = {"outcome": "failed", "failureCode": "bridge_stopped", "resultCommit": None}
+        lost: dict[str, Any] = {
+            "outcome": "failed",
+            "failureCode": "bridge_stopped",
+            "resultCommit": None,
+        }
         answer = await reborn.result(start, resourceRunnerInstanceId="i1", exitCode=None, **lost)
         assert answer == PERSISTED
         shown = await stage.session(session_id)
@@ -166,7 +170,8 @@ async def test_every_method_refuses_ill_typed_messages_and_lives_on(database_url
     async with on_stage(database_url) as stage:
         bridge, _, start = await running(stage)
         for method, kind in HUB_METHODS.items():
-            for payload in ({}, {name: [] for name in kind.request.model_fields}):
+            lists: dict[str, object] = {name: [] for name in kind.request.model_fields}
+            for payload in ({}, lists):
                 answer = await bridge.call(method, payload)
                 assert (answer["accepted"], answer["reason"]) == (False, "malformed"), method
         assert rejected(await bridge.event(start, "e", "agent.started")) == "malformed"

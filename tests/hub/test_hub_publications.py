@@ -307,7 +307,11 @@ async def test_a_cancelled_session_does_not_wait_and_is_found_out_all_the_same(
         remote.move(remote.result_commit)
         await stage.api.post(f"/api/v1/sessions/{push.session_id}/cancel")
         assert await push.publication(remote, "unknown") == PERSISTED
-        cancelled = {"outcome": "cancelled", "failureCode": "cancelled", **NOTHING_CAME_OF_IT}
+        cancelled: dict[str, Any] = {
+            "outcome": "cancelled",
+            "failureCode": "cancelled",
+            **NOTHING_CAME_OF_IT,
+        }
         assert await push.bridge.result(push.start, **cancelled) == PERSISTED
         assert (await stage.session(push.session_id))["state"] == "cancelled"
         shown = await stage.until(

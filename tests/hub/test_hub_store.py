@@ -22,7 +22,8 @@ from postgresql import PostgreSQL
 
 
 def drift(connection: Connection) -> Sequence[object]:
-    return compare_metadata(MigrationContext.configure(connection), metadata)
+    found: Sequence[object] = compare_metadata(MigrationContext.configure(connection), metadata)
+    return found
 
 
 @pytest.mark.requirement("B-95")

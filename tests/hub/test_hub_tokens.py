@@ -79,7 +79,11 @@ def test_a_token_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_token_line_says_whom_it_is_for() -> None:
-    principals = [ApiPrincipal("alice"), RunnerPrincipal("r1", "td-1"), RunnerPrincipal()]
+    principals: list[ApiPrincipal | RunnerPrincipal] = [
+        ApiPrincipal("alice"),
+        RunnerPrincipal("r1", "td-1"),
+        RunnerPrincipal(),
+    ]
     text = "# people\n\n" + "\n".join(token_line(p, str(p)) for p in principals)
     assert list(parse_token_file(text).values()) == principals
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import anyio
 
 from forge_bridge.assembly import BridgeService, Ports, assemble, until_reachable
+from forge_bridge.flows.replay import Replay
 from forge_bridge.images.gates import Gates
 from forge_bridge.runner import Identity, Runner
 from forge_core.errors import ForgeError
@@ -81,6 +82,15 @@ class Life:
     def runner(self) -> Runner | None:
         """The state that the flows share, while it lives."""
         return None if self.service is None or self.ended else self.service.runner
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many of its messages the hub has not acknowledged."""
+        if self.service is None:
+            return 0
+        outbox = self.service.runner.outbox
+        assert isinstance(outbox, Replay)
+        return outbox.pending
 
     def stop(self) -> None:
         """SIGTERM."""
@@ -159,7 +169,7 @@ class Life:
 
     async def _never_if_dead(self) -> None:
         """What was killed in the middle of this step goes no further."""
-        if self._host.world.loop.is_dead(self.process):
+        if self._host.world.processes.is_dead(self.process):
             await asyncio.get_running_loop().create_future()
 
     def _reach(self, point: str) -> None:
@@ -227,7 +237,7 @@ class BridgeHost:
         life = self.life
         if life is not None:
             life.ended = True
-            self.world.loop.kill(life.process)
+            self.world.processes.kill(life.process)
         self.world.note("host", "power cut" if power_cut else "kill -9 of the bridge")
         if life is not None:
             self.machine.parent_died(life.process)

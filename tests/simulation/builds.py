@@ -147,7 +147,7 @@ class SimulatedBuilds:
         if build not in self.running:
             return
         self.running.remove(build)
-        is_dead = self.world.loop.is_dead(build.process)
+        is_dead = self.world.processes.is_dead(build.process)
         if build.epoch != self.epoch:
             _answer(build, EngineUnreachable("cannot build: the builder has gone away"))
         elif is_dead and not build.outlives:

@@ -308,7 +308,7 @@ class Checkers:
         self._check_runs(now)
         self.walls.every_second(now)
         for agent in tuple(self.agents):
-            if self.world.loop.is_frozen(agent.container.process):
+            if self.world.processes.is_frozen(agent.container.process):
                 agent.frozen_ms = now
             end_ms = max(self._lease_ends_ms[agent.key], self.trouble_ms)
             self._check_superseded(agent, now)
@@ -327,7 +327,7 @@ class Checkers:
         """Once a higher fence was seen, a run under a lower one has a reason to end."""
         life = self.simulation.host.life
         runner = None if life is None else life.runner
-        if life is None or runner is None or self.world.loop.is_frozen(life.process):
+        if life is None or runner is None or self.world.processes.is_frozen(life.process):
             self._unended_ms.clear()
             return
         for key, run in runner.attempts.items():
@@ -363,7 +363,7 @@ class Checkers:
 
     def _is_calm(self) -> bool:
         """Whether a renewal goes at once from the hub to PID 1, and a kill from the host."""
-        simulation, loop = self.simulation, self.world.loop
+        simulation, loop = self.simulation, self.world.processes
         engine, life, faults = simulation.engine, simulation.host.life, simulation.faults
         if life is None or life.runner is None or loop.is_frozen(life.process):
             return False
@@ -378,10 +378,11 @@ class Checkers:
         life = self.simulation.host.life
         runner = None if life is None else life.runner
         return (
-            runner is not None
+            life is not None
+            and runner is not None
             and runner.hub.is_online
             and not runner.admission.reservations
-            and not runner.outbox.pending
+            and not life.unacknowledged
             and not self.simulation.engine.is_replaced
             and not self._ours()
             and not self.simulation.hub.live()

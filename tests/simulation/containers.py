@@ -12,13 +12,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from forge_core.labels import ATTEMPT_ID, FENCE
 from forge_supervisor import supervisor as real
 
 from .engine import Container
 from .faults import Faults
+from .host import HostProcess
 from .world import World
 
 TERM_S = 0.05
@@ -60,6 +61,10 @@ class Hostility(Enum):
     BABBLING = "sends what is no frame"
 
 
+Place: TypeAlias = Container | HostProcess
+"""Where a program of an attempt runs."""
+
+
 class AgentWatch(Protocol):
     """Who is told what agents really do."""
 
@@ -70,9 +75,7 @@ class AgentWatch(Protocol):
 class Pid1:
     """The supervisor of one container."""
 
-    def __init__(
-        self, world: World, faults: Faults, container: Container, watch: AgentWatch
-    ) -> None:
+    def __init__(self, world: World, faults: Faults, container: Place, watch: AgentWatch) -> None:
         self.world = world
         self.container = container
         self.key = (container.labels[ATTEMPT_ID], int(container.labels[FENCE]))
@@ -274,7 +277,7 @@ class Pid1:
 class Helper:
     """The output helper: answers a request with a commit, with no change, or badly."""
 
-    def __init__(self, world: World, faults: Faults, container: Container) -> None:
+    def __init__(self, world: World, faults: Faults, container: Place) -> None:
         self._world = world
         self._container = container
         self._rng = world.rng(f"helper/{container.name}")

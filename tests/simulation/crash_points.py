@@ -165,7 +165,7 @@ def _run(
             life = len(simulation.host.lives)
             counts[life, name] += 1
             point = CrashPoint(life, name, counts[life, name])
-            note(point, simulation.world.loop.steps)
+            note(point, simulation.world.processes.steps)
             if point in deaths:
                 simulation.world.note("nemesis", f"strikes at {name}")
                 simulation.host.kill(power_cut=power_cut)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from ipaddress import IPv4Network
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from forge_bridge.services.container import ServiceImage
 from forge_core.network_spec import AGENT_NETWORK, EGRESS_NETWORK
 from forge_core.squid_conf import UpstreamProxy
 
-from .engine import Container
+from .engine import Container, Program
 from .faults import Faults
 from .world import World
 
@@ -130,4 +131,7 @@ class Probe:
         )
 
 
-EGRESS_PROGRAMS: Final = {EGRESS_PROXY: Proxy, PROBE_ROLE: Probe}
+EGRESS_PROGRAMS: Final[dict[str, Callable[[World, Faults, Container], Program]]] = {
+    EGRESS_PROXY: Proxy,
+    PROBE_ROLE: Probe,
+}

@@ -17,6 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -111,8 +112,8 @@ class EngineDoor:
                     return status
                 found = engine.container(container, "wait for")
                 end = asyncio.get_running_loop().create_future()
-                found.ended.append(lambda f=end: f.done() or f.set_result(None))
-                engine.broken.append(lambda f=end: f.done() or f.set_exception(_broken("wait")))
+                found.ended.append(partial(settle, end, lambda: None))
+                engine.broken.append(partial(_fail, end, _broken("wait")))
                 await end
         raise EngineTimedOut(f"cannot wait for container {container}: no end in {timeout_ms} ms")
 
@@ -325,7 +326,8 @@ class AttachedStreams:
 
     def _soon(self, earlier_s: float) -> float:
         now_s = self._engine.world.loop.time()
-        return max(earlier_s, now_s) + self._engine.rng.uniform(0, STREAM_S)
+        soon_s: float = max(earlier_s, now_s) + self._engine.rng.uniform(0, STREAM_S)
+        return soon_s
 
     def _later(self, at_s: float, call: Callable[..., None], argument: Any) -> None:
         loop, world = self._engine.world.loop, self._engine.world

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
@@ -20,7 +21,7 @@ from forge_core.labels import ROLE
 from forge_core.ports import EngineResource, ExitStatus, HostProgram, HostResult
 from forge_core.wire.codes import ResourceKind
 
-from .engine import EngineWatch, Program
+from .engine import EngineWatch, Program, settle
 from .engine_door import AttachedStreams, Before
 from .faults import Faults
 from .world import World
@@ -236,7 +237,7 @@ class SimulatedHost:
         """See the port."""
         process = self._find(container)
         end = asyncio.get_running_loop().create_future()
-        process.ended.append(lambda: end.done() or end.set_result(None))
+        process.ended.append(partial(settle, end, lambda: None))
         with anyio.move_on_after(timeout_ms / 1000):
             if process.status == "running":
                 await end

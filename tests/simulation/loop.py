@@ -16,6 +16,7 @@ import heapq
 import itertools
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -55,6 +56,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     :ivar steps: how many callbacks have run.
     :ivar after_step: called after each.
     """
+
+    # What BaseEventLoop keeps, which its stubs do not say.
+    _ready: deque[Any]
+    _scheduled: list[Any]
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +189,7 @@ def no_threads() -> Iterator[None]:
     async def refuse(function: Any, *_args: Any, **_kwargs: Any) -> Any:
         raise AssertionError(f"the simulation has no threads: {function}")
 
-    anyio.to_thread.run_sync = refuse
+    anyio.to_thread.run_sync = refuse  # type: ignore[assignment]
     try:
         yield
     finally:

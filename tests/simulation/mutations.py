@@ -9,6 +9,7 @@ from typing import Any, Final
 from unittest import mock
 
 import forge_bridge.attempt_run as attempt_run
+import forge_bridge.perform as perform
 from forge_bridge.attempt_run import AttemptRun
 from forge_bridge.flows import start, teardown
 from forge_bridge.images.collect import ImageCollector
@@ -23,7 +24,7 @@ from forge_core.wire.codes import CleanupTrigger, RemovalOutcome
 
 def _drop_record() -> Any:
     """What is intended is not recorded."""
-    honest = attempt_run.record
+    honest = perform.record
 
     async def record(ready: Ready, *rest: Any) -> None:
         kept = tuple(line for line in ready.records if line.kind is not RecordKind.INTENT)
@@ -60,7 +61,7 @@ def _ignore_expiry() -> Any:
 
 def _free_subnets_early() -> Any:
     """The subnets of a dispatch are anybody's while its networks are being removed."""
-    honest = start.tear_down
+    honest = teardown.tear_down
 
     async def tear_down(run: AttemptRun, trigger: CleanupTrigger) -> Any:
         run.runner.admission.subnets.release(run.state.key)

@@ -85,11 +85,11 @@ class Nemesis:
             self.kinds[name]()
             self._next()
 
-    def _for_a_while(self, most_s: float, undo: Callable[[], None]) -> None:
+    def _for_a_while(self, most_s: float, undo: Callable[[], object]) -> None:
         self._simulation.world.later("world", self._rng.uniform(0.2, most_s), undo)
 
     def _freeze(self, process: str, most_s: float) -> None:
-        loop = self._simulation.world.loop
+        loop = self._simulation.world.processes
         loop.freeze(process)
         self._for_a_while(most_s, lambda: loop.thaw(process))
 
@@ -110,7 +110,7 @@ class Nemesis:
 
     def _suspend(self) -> None:
         """Everything on the machine stands still, while the hub and CLOCK_BOOTTIME go on."""
-        loop, simulation = self._simulation.world.loop, self._simulation
+        loop, simulation = self._simulation.world.processes, self._simulation
         life = simulation.host.life
         processes = [ENGINE, *(c.process for c in simulation.engine.containers.values())]
         processes += [p.process for p in simulation.machine.processes.values()]

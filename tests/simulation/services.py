@@ -7,7 +7,7 @@ hostility.  Beside that it may die at any moment, never be ready, or say what is
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Final, Protocol
 
 from forge_bridge.images.tooling import FILL_ROLE, LOOK_ROLE, PACK_ROLE
 from forge_bridge.services.container import ServiceImage
@@ -37,7 +37,7 @@ SERVICE_ROLES: Final = frozenset(CATALOGUE[name].role for name in SERVICES)
 FOR_EVER_S: Final = 1e6
 
 
-class ServiceWatch(AgentWatch):
+class ServiceWatch(AgentWatch, Protocol):
     """Who is told what services really do."""
 
     def service_told(self, service: ServicePid1, password: str) -> None: ...

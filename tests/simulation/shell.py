@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from .engine import PROCESS, Container
 
@@ -41,7 +41,7 @@ class Shell:
             if code is not None and code >= 0:
                 self._container.exit(code)
 
-    def _run(self) -> Iterator[int]:
+    def _run(self) -> Generator[int]:
         """Yields -1 while it waits for stdin, and its exit code at the end."""
         for command in self._script.replace("&&", ";").split(";"):
             word, *rest = command.split()

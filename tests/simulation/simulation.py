@@ -37,7 +37,10 @@ from .setup import IMAGE, THIS_RUNNER, Setup
 from .work import COMMIT, Dispatch, planned, use_host
 from .world import World
 
-BESIDE: Final = {**EGRESS_PROGRAMS, **TOOLING_PROGRAMS}
+BESIDE: Final[dict[str, Callable[[World, Faults, Container], Program]]] = {
+    **EGRESS_PROGRAMS,
+    **TOOLING_PROGRAMS,
+}
 IMAGES: Final = frozenset({IMAGE, PROXY_IMAGE, *(s.image_id for s in SERVICES.values())})
 HOST_SHARE: Final = {False: 0.15, True: 0.6}
 """Of the attempts may run on the host, if its operator says so, too."""
@@ -122,14 +125,14 @@ class Simulation:
         world.note("world", f"faults: {self.faults}")
         if self.nemesis is not None:
             world.note("world", f"nemesis: {', '.join(self.nemesis.kinds)}")
-        world.loop.after_step = self._after_step
+        world.processes.after_step = self._after_step
         world.later("world", 0, self.host.boot)
         world.later("world", CHECK_S, self._check)
         world.later("world", TROUBLE_S, self._stop_trouble)
 
     def _after_step(self) -> None:
         self.checkers.after_step()
-        if self.world.loop.steps >= self._max_steps:
+        if self.world.processes.steps >= self._max_steps:
             self.world.violate("progress", f"not at rest after {self._max_steps} steps")
 
     def _check(self) -> None:
@@ -195,7 +198,7 @@ class Simulation:
         """What is in the engine besides: of another runner, and ours only by its labels."""
         other = Owner("runner-2", "other", "attempt-1", 1, "project", "domain")
         ours = Owner(THIS_RUNNER, "old", "attempt-1", 1, "project", "domain")
-        volumes = (
+        volumes: tuple[tuple[str, dict[str, str]], ...] = (
             (other.name("workspace"), other.labels("workspace")),
             ("precious", ours.labels("workspace")),
             ("plain", {}),

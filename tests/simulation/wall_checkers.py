@@ -94,7 +94,7 @@ class WallCheckers:
         life = self._checkers.simulation.host.life
         if life is None or life.runner is None:
             return
-        if self._world.loop.is_frozen(life.process):
+        if self._world.processes.is_frozen(life.process):
             self._frozen_ms = now_ms
         for key, reservation in life.runner.admission.reservations.items():
             on_host = reservation.runtime is Runtime.HOST

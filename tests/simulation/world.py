@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import anyio
 
-from .loop import START_S, context_of
+from .loop import START_S, VirtualLoop, context_of
 
 EPOCH: Final = datetime(2026, 11, 29, 14, 0, tzinfo=UTC)
 TAIL_LINES: Final = 400
@@ -43,6 +43,12 @@ class World:
         self._show = show
         self._contexts: dict[str, Context] = {}
         loop.set_exception_handler(self._on_exception)
+
+    @property
+    def processes(self) -> VirtualLoop:
+        """The loop, for what only a simulated one can do: kill, freeze and count."""
+        assert isinstance(self.loop, VirtualLoop)
+        return self.loop
 
     # -- chance ---------------------------------------------------------------------------------
 

@@ -94,6 +94,12 @@ def test_init_is_read_whole_and_unknown_properties_are_ignored() -> None:
 NOT_INTEGERS = (None, True, 1.0, "1", -1, -0.0, 2**63, [1])
 
 
+NO_ENVIRONMENTS: tuple[object, ...] = (
+    *(None, [], {"": "x"}, {"A=B": "x"}, {"A": 1}, {"A": None}),
+    *({"A\0": "x"}, {"A": "x\0"}, {"A": "\udfff"}, {"\ud83d": "x"}),
+)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -111,8 +117,7 @@ NOT_INTEGERS = (None, True, 1.0, "1", -1, -0.0, 2**63, [1])
         ("key", "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh9="),  # stray bits
         ("key", "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh\n="),
         *(("argv", v) for v in (None, [], "ls", [""], [1], ["a\0b"], ["\ud800"], [["a"]])),
-        *(("env", v) for v in (None, [], {"": "x"}, {"A=B": "x"}, {"A": 1}, {"A": None})),
-        *(("env", v) for v in ({"A\0": "x"}, {"A": "x\0"}, {"A": "\udfff"}, {"\ud83d": "x"})),
+        *(("env", v) for v in NO_ENVIRONMENTS),
         *(("cwd", v) for v in (None, 1, "a\0b", "\ud800")),
     ],
     ids=lambda v: repr(v)[:24],

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -78,7 +78,9 @@ def test_the_example_of_a_settings_file_is_accepted(tmp_path: Path) -> None:
 def _parts(schema: object) -> Iterator[dict[str, object]]:
     if isinstance(schema, dict):
         yield schema
-    for item in schema.values() if isinstance(schema, dict) else schema:
+    below = schema.values() if isinstance(schema, dict) else schema
+    assert isinstance(below, Iterable)
+    for item in below:
         if isinstance(item, dict | list):
             yield from _parts(item)
 

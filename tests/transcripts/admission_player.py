@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from transcript import Words
 
@@ -70,7 +71,8 @@ class AdmissionPlayer:
                     key, ResourceVector(slots=1, memory_bytes=1 << 30), Runtime.DOCKER
                 )
             case "runner":
-                self.facts = replace(self.facts, **{flag: flag in words.bare for flag in FLAGS})
+                flags: dict[str, Any] = {flag: flag in words.bare for flag in FLAGS}
+                self.facts = replace(self.facts, **flags)
                 runtimes = FACTS.runtimes if "no_docker" not in words.bare else frozenset()
                 utc = words.named.get("utc", "")
                 self.facts = replace(self.facts, runtimes=runtimes, utc=utc)

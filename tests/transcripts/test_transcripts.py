@@ -6,15 +6,16 @@ was meant; the difference is then read like any other change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from admission_player import AdmissionPlayer
 from attempt_player import AttemptPlayer
-from transcript import played
+from transcript import Play, played
 
 HERE = Path(__file__).parent
-PLAYERS = {"admission": AdmissionPlayer, "attempt": AttemptPlayer}
+PLAYERS: dict[str, Callable[[], Play]] = {"admission": AdmissionPlayer, "attempt": AttemptPlayer}
 TRANSCRIPTS = sorted(path.name for path in HERE.glob("*.txt"))
 
 

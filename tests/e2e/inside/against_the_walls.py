@@ -14,11 +14,12 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x4000000, 0x10000000, 0x40000000
 AF_VSOCK, AF_PACKET = 40, 17
-SYSCALLS = {  # x86-64: name → number and arguments
+SYSCALLS: dict[str, tuple[int, *tuple[object, ...]]] = {  # x86-64: name → number and arguments
     "mount": (165, b"none", b"/tmp", b"tmpfs", 0, 0),
     "umount2": (166, b"/proc/sys", 0),
     "move a mount": (165, b"/proc", b"/tmp", 0, 0x2000, 0),
@@ -112,7 +113,7 @@ def write(path: str) -> None:
         file.write(b"0")
 
 
-def connect(family: int, kind: int, address: object) -> None:
+def connect(family: int, kind: int, address: tuple[object, ...] | str) -> None:
     with socket.socket(family, kind) as found:
         found.settimeout(2)
         found.connect(address)
@@ -120,8 +121,7 @@ def connect(family: int, kind: int, address: object) -> None:
 
 def sockets() -> Iterator[tuple[str, Callable[[], object]]]:
     for host in ("10.0.2.2", "172.17.0.1", "169.254.169.254", "192.0.2.1"):
-        address = (host, 80)
-        yield host, lambda a=address: connect(socket.AF_INET, socket.SOCK_STREAM, a)
+        yield host, partial(connect, socket.AF_INET, socket.SOCK_STREAM, (host, 80))
     yield "IPv6", lambda: connect(socket.AF_INET6, socket.SOCK_STREAM, ("2001:db8::1", 80))
     yield "raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1).close()
     yield "packet", lambda: socket.socket(AF_PACKET, socket.SOCK_RAW, 3).close()
@@ -133,9 +133,9 @@ def sockets() -> Iterator[tuple[str, Callable[[], object]]]:
 
 def attempts() -> dict[str, dict[str, str]]:
     return {
-        "syscalls": {name: outcome(lambda c=c: call(*c)) for name, c in SYSCALLS.items()},
-        "writes": {path: outcome(lambda p=path: write(p)) for path in WRITES},
-        "reads": {path: outcome(lambda p=path: read(p)) for path in READS},
+        "syscalls": {name: outcome(partial(call, *c)) for name, c in SYSCALLS.items()},
+        "writes": {path: outcome(partial(write, path)) for path in WRITES},
+        "reads": {path: outcome(partial(read, path)) for path in READS},
         "sockets": {name: outcome(attempt) for name, attempt in sockets()},
         "cgroup": {"mkdir": outcome(lambda: os.mkdir("/sys/fs/cgroup/mine"))},
     }

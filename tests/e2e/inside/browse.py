@@ -47,7 +47,7 @@ def ask(method: str, path: str) -> tuple[int, str]:
 
 def title_of(page: str) -> str:
     pages = json.loads(ask("GET", "/json/list")[1])
-    return next(entry["title"] for entry in pages if entry["id"] == page)
+    return str(next(entry["title"] for entry in pages if entry["id"] == page))
 
 
 def main() -> None:
