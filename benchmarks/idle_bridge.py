@@ -57,30 +57,39 @@ def floor_mib() -> float:
     return size
 
 
+def measure(engine: str, seconds: float) -> dict[str, float]:
+    """The bridge after its one attempt, for that long; what it starts of the test bed goes."""
+    bed = TestBed.bring_up((engine,))
+    try:
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            running_rig(Path(directory), bed.engine(engine), "benchmark-idle") as rig,
+        ):
+            rig.wait_over(rig.dispatch("true"))
+            before, began = cpu_seconds(rig.bridge.pid), time.monotonic()
+            wait_for("the time to pass", lambda: time.monotonic() - began > seconds, 3600)
+            spent = cpu_seconds(rig.bridge.pid) - before
+            percent = 100 * spent / (time.monotonic() - began)
+            resident = resident_mib(rig.bridge.pid)
+    finally:
+        problem = bed.take_down()
+    assert not problem, problem
+    floor = floor_mib()
+    return {
+        "residentMiB": round(resident, 1),
+        "floorMiB": round(floor, 1),
+        "ratio": round(resident / floor, 2),
+        "cpuPercent": round(percent, 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--engine", default="d26")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    bed = TestBed.bring_up((options.engine,))
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        running_rig(Path(directory), bed.engine(options.engine), "benchmark-idle") as rig,
-    ):
-        rig.wait_over(rig.dispatch("true"))
-        before, began = cpu_seconds(rig.bridge.pid), time.monotonic()
-        wait_for("the time to pass", lambda: time.monotonic() - began > options.seconds, 3600)
-        spent = cpu_seconds(rig.bridge.pid) - before
-        percent = 100 * spent / (time.monotonic() - began)
-        resident = resident_mib(rig.bridge.pid)
-    floor = floor_mib()
-    found = {
-        "residentMiB": round(resident, 1),
-        "floorMiB": round(floor, 1),
-        "ratio": round(resident / floor, 2),
-        "cpuPercent": round(percent, 2),
-    }
+    found = measure(options.engine, options.seconds)
     if options.json:
         print(json.dumps(found))
         return

@@ -1,6 +1,7 @@
 """What the image stage costs beyond the build itself, and what it costs without one.
 
     python benchmarks/image_stage.py TOOLING BASE [--host unix://…] [--docker docker] [--rounds 8]
+        [--json]
 
 ``TOOLING`` and ``BASE`` are pinned images that the engine has.  Each round takes, interleaved:
 ``docker buildx build`` by hand and an attempt, both of a Dockerfile that nobody has built yet
@@ -156,10 +157,14 @@ def summary(took: dict[str, list[float]]) -> dict[str, Any]:
     """Medians, and the ratio to the build by hand."""
     median = {kind: statistics.median(times) for kind, times in took.items()}
     return {
-        **{f"{kind} ms": round(value, 1) for kind, value in median.items()},
-        "cold ratio": round(median["cold"] / median["cold by hand"], 2),
-        "cached ratio": round(median["cached"] / median["cached by hand"], 2),
-        "warm fastest ms": round(min(took["warm"]), 1),
+        "coldByHandMs": round(median["cold by hand"], 1),
+        "coldMs": round(median["cold"], 1),
+        "coldRatio": round(median["cold"] / median["cold by hand"], 2),
+        "cachedByHandMs": round(median["cached by hand"], 1),
+        "cachedMs": round(median["cached"], 1),
+        "cachedRatio": round(median["cached"] / median["cached by hand"], 2),
+        "warmMs": round(median["warm"], 1),
+        "warmFastestMs": round(min(took["warm"]), 1),
     }
 
 
@@ -170,11 +175,19 @@ def main() -> None:
     parser.add_argument("--host", default=os.environ.get("DOCKER_HOST", ""))
     parser.add_argument("--docker", default="docker")
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ["DOCKER_HOST"] = options.host
     configure_logging(log_level=LogLevel.ERROR)
     took = anyio.run(measure, options.docker, options.tooling, options.base, options.rounds)
-    print(json.dumps(summary(took), indent=2))
+    found = summary(took)
+    if options.json:
+        print(json.dumps(found))
+        return
+    for kind in ("cold", "cached"):
+        hand, stage, ratio = (found[f"{kind}{what}"] for what in ("ByHandMs", "Ms", "Ratio"))
+        print(f"{kind:<6} by hand {hand} ms, stage {stage} ms: {ratio} x")
+    print(f"warm   stage {found['warmMs']} ms, fastest {found['warmFastestMs']} ms")
 
 
 if __name__ == "__main__":
