@@ -56,10 +56,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(slow)
         if "engine" in getattr(item, "fixturenames", ()):
             item.add_marker("engine")
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
         for marker in item.iter_markers("requirement"):
             unknown = [row for row in marker.args if not REQUIREMENT_ROW.fullmatch(str(row))]
             if unknown or not marker.args:
                 raise pytest.UsageError(f"{item.nodeid}: no requirement rows: {unknown or '()'}")
+
+
+def _group(item: pytest.Item) -> str:
+    """What may not run beside this item: what uses the same engine, or its fixtures."""
+    parameters = getattr(item, "callspec", None)
+    if parameters and "engine" in parameters.params:
+        return str(parameters.params["engine"])
+    return item.path.stem
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
