@@ -10,8 +10,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from engines import (
     DEFAULT_ENGINES,
@@ -25,6 +28,7 @@ from engines import (
 from needs import unavailable
 
 REQUIREMENT_ROW = re.compile(r"[AB]-[0-9]{2}")
+NAMED_ENGINE = re.compile(r"\[(?:.*-)?([drv]\d\d)[-\]]")
 ENGINES_KEY = pytest.StashKey[list[str]]()
 
 
@@ -56,19 +60,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(slow)
         if "engine" in getattr(item, "fixturenames", ()):
             item.add_marker("engine")
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
         for marker in item.iter_markers("requirement"):
             unknown = [row for row in marker.args if not REQUIREMENT_ROW.fullmatch(str(row))]
             if unknown or not marker.args:
                 raise pytest.UsageError(f"{item.nodeid}: no requirement rows: {unknown or '()'}")
-
-
-def _group(item: pytest.Item) -> str:
-    """What may not run beside this item: what uses the same engine, or its fixtures."""
-    parameters = getattr(item, "callspec", None)
-    if parameters and "engine" in parameters.params:
-        return str(parameters.params["engine"])
-    return item.path.stem
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -76,6 +71,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     parameters = [getattr(item, "callspec", None) for item in run]
     names = {one.params["engine"] for one in parameters if one and "engine" in one.params}
     session.config.stash[ENGINES_KEY] = sorted(names)
+
+
+class ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+    """Nothing shares an engine, and nothing the processes and locks of one kind of test."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if named := NAMED_ENGINE.search(nodeid):
+            return named[1]
+        return str(Path(nodeid.partition("::")[0]).parent)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByEngine:
+    return ByEngine(config, log)
 
 
 @pytest.fixture(scope="session")
