@@ -20,6 +20,7 @@ from scripted_hub import TOKEN, HubException, ScriptedHub
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from forge_bridge.flows import heartbeat
 from forge_bridge.repositories import REGISTRY_FILE
 from forge_core.connection import ConnectionPhase
 from forge_core.errors import HubRefused, RefusedError
@@ -61,6 +62,33 @@ async def test_a_refused_token_waits_the_longest_and_says_so_once(tmp_path: Path
         assert line["retry_in_ms"] == 60_000
         assert "401" in line["reason"]
         assert len(hub.requests) == 1
+
+
+@pytest.mark.requirement("B-01", "B-08")
+async def test_a_hub_that_answers_no_heartbeat_is_connected_to_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "MIN_ANSWER_MS", 300)
+    hub = ScriptedHub(heartbeat_interval_ms=1_000)
+    async with memory_bridge(tmp_path, hub, clock=HastyClock()) as bridge:
+        hub.answers["Heartbeat"] = lambda _: anyio.sleep_forever()
+        before = hub.connected
+        await hub.until(lambda: hub.connected > before)
+        del hub.answers["Heartbeat"]
+        await hub.until(lambda: [c for c in hub.calls if c.connection == hub.connected][3:])
+        await wait_for(lambda: bridge.service.session.phase is ConnectionPhase.ONLINE)
+        assert "3 heartbeats in a row" in bridge.logged("hub not connected")[0]["reason"]
+
+
+@pytest.mark.requirement("B-08")
+async def test_a_heartbeat_that_is_answered_with_an_error_ends_nothing(tmp_path: Path) -> None:
+    hub = ScriptedHub(heartbeat_interval_ms=1_000)
+    async with memory_bridge(tmp_path, hub) as bridge:
+        hub.answers["Heartbeat"] = HubException("the database is busy")
+        await wait_for(
+            lambda: len(bridge.logged("cannot deliver a heartbeat")) > heartbeat.MAX_UNANSWERED
+        )
+        assert hub.connected == 1
 
 
 @pytest.mark.requirement("B-01")
@@ -246,7 +274,7 @@ class SilentResponse(Response):
 
 @pytest.mark.requirement("B-08")
 async def test_a_change_is_told_soon_and_an_interval_is_kept(tmp_path: Path) -> None:
-    async with memory_bridge(tmp_path, ScriptedHub(heartbeat_interval_ms=100)) as bridge:
+    async with memory_bridge(tmp_path, ScriptedHub(heartbeat_interval_ms=1_000)) as bridge:
         await bridge.hub.next("Heartbeat", sequence=4)
     async with memory_bridge(tmp_path, ScriptedHub(heartbeat_interval_ms=600_000)) as bridge:
         hub = bridge.hub
@@ -292,7 +320,7 @@ async def test_a_hub_that_garbles_its_answers_still_hears_the_next_heartbeat(
             {"accepted": False, "reason": "unknown_runner"},
         ]
     )
-    hub = ScriptedHub(heartbeat_interval_ms=100)
+    hub = ScriptedHub(heartbeat_interval_ms=1_000)
     hub.answers["Heartbeat"] = lambda _payload: next(answers, {"accepted": True})
     async with memory_bridge(tmp_path, hub) as bridge:
         await hub.next("Heartbeat", sequence=9)

@@ -9,7 +9,7 @@ import structlog
 from forge_bridge.flows.settings import apply_settings
 from forge_bridge.runner import Runner
 from forge_bridge.waiting import until
-from forge_core.errors import ForgeError
+from forge_core.errors import ForgeError, HubConnectionLost, RefusedError
 from forge_core.wire.codes import ReservationState
 from forge_core.wire.from_bridge import Heartbeat, HeartbeatAck
 from forge_core.wire.limits import fit_heartbeat
@@ -22,10 +22,16 @@ MAX_ANSWER_MS: Final = 30_000
 CHANGE_DELAY_MS: Final = 200
 """A change is told this soon, and a burst of changes once."""
 
+MAX_UNANSWERED: Final = 3
+"""So many in a row, and the hub does not hear us, whatever else it sends."""
 
-async def beat(runner: Runner, interval_ms: int) -> None:
-    """Send heartbeats for the lifetime of one connection."""
-    clock, sequence = runner.clock, 0
+
+async def beat(runner: Runner, interval_ms: int) -> HubConnectionLost:
+    """Send heartbeats for as long as the hub answers them: why the connection is of no use.
+
+    A call that the hub completes with an error is answered.
+    """
+    clock, sequence, unanswered = runner.clock, 0, 0
     # An answer that does not come must not cost the next heartbeat.
     timeout_ms = max(MIN_ANSWER_MS, min(interval_ms, MAX_ANSWER_MS))
     while True:
@@ -35,6 +41,7 @@ async def beat(runner: Runner, interval_ms: int) -> None:
         try:
             request = heartbeat(runner, sequence)
             answer = await runner.hub.call(request, HeartbeatAck, timeout_ms=timeout_ms)
+            unanswered = 0
             if not answer.accepted:
                 logger.warning(
                     "the hub refuses a heartbeat", reason=answer.reason, detail=answer.detail
@@ -42,6 +49,15 @@ async def beat(runner: Runner, interval_ms: int) -> None:
             apply_settings(runner, answer.settings)
         except ForgeError as error:
             logger.warning("cannot deliver a heartbeat", error=str(error))
+            if isinstance(error, HubConnectionLost):
+                unanswered += 1
+            elif isinstance(error, RefusedError):
+                unanswered = 0
+            if unanswered == MAX_UNANSWERED:
+                return HubConnectionLost(
+                    f"cannot reach the hub on this connection: {unanswered} heartbeats in a row "
+                    f"had no answer within {timeout_ms} ms each; connecting again"
+                )
         await until(clock, sent_at_ms + interval_ms, changed)
         await clock.sleep_until_ms(sent_at_ms + CHANGE_DELAY_MS)
 

@@ -148,6 +148,9 @@ class Session:
             reasons.append(error)
             closed.set()
 
+        async def beat_until_unheard() -> None:
+            on_close(await beat(runner, interval_ms))
+
         queues = Queues(self._queue, self._reaps, self._decisions)
         inbox = Inbox(runner, queues, self.legacy, self.reaper)
         inbox.subscribe(connection)
@@ -159,7 +162,7 @@ class Session:
         await reconcile(runner, connection, self.missed)
         runner.hub.online(connection)
         tasks.start_soon(self.replay.run, connection.invoke)
-        tasks.start_soon(beat, runner, interval_ms)
+        tasks.start_soon(beat_until_unheard)
         self.last_error = None
         self._enter(ConnectionPhase.ONLINE)
         online_since_ms = runner.clock.now_ms()
