@@ -135,7 +135,7 @@ def _show_plan(plan: CleanupPlan, *, quiet: bool, json: bool) -> None:
     if rows:
         print_table(("kind", "name", "attempt", "fence", "known from"), rows)
     if rows or plan.dispatches or not quiet:
-        say(f"would end {len(plan.dispatches)} dispatches and remove {len(rows)} resources")
+        say(f"dispatches to end: {len(plan.dispatches)}; resources to remove: {len(rows)}")
 
 
 def _row(owner: Owner, thing: Removal | RemovedResource) -> tuple[str, str, str, str]:
