@@ -5,6 +5,7 @@ The engines of the test bed run their containers here, so that these are seen fr
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +22,28 @@ def saying(text: str) -> list[int]:
     return [process_id for process_id, line in _command_lines() if text.encode() in line]
 
 
+def of_all(name: str) -> Iterator[tuple[int, bytes]]:
+    """This file in the directory of every process, proc(5); what has ended or is ours is not there.
+
+    Not ``Path.glob``: it looks for each file first, and fails where a process ends just then.
+    """
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal() or int(entry) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            yield int(entry), Path("/proc", entry, name).read_bytes()
+
+
+def children(process_id: int) -> set[int]:
+    """The processes that it has started and that are still there, proc_pid_task(5)."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{process_id}/task"):
+            with contextlib.suppress(OSError):
+                listed = Path(f"/proc/{process_id}/task/{task}/children").read_text()
+                found |= {int(child) for child in listed.split()}
+    return found
+
+
 def _command_lines() -> Iterator[tuple[int, bytes]]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        process_id = int(path.parent.name)
-        if process_id == os.getpid():
-            continue
-        try:
-            yield process_id, path.read_bytes()
-        except OSError:  # it has ended
-            continue
+    return of_all("cmdline")

@@ -20,6 +20,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
+import processes
 from engines import REPOSITORY, Engine
 from forge_bridge.status import BridgeStatus, read_status
 
@@ -279,12 +280,9 @@ class Rig:
         directory = self.state_root / "host"
         mark = f'FORGE_HOST_RESOURCE=["{directory}"'.encode()
         found = [path.name for path in directory.iterdir()]
-        for entry in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                variables = entry.read_bytes().split(b"\0")
-            except OSError:
-                continue
-            found += [entry.parent.name for variable in variables if variable.startswith(mark)]
+        for process_id, environ in processes.of_all("environ"):
+            variables = environ.split(b"\0")
+            found += [str(process_id) for variable in variables if variable.startswith(mark)]
         return found
 
     def agent_state(self) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
 
+import processes
 from engines import Engine
 
 
@@ -37,10 +38,9 @@ def children_of(pid: int) -> set[int]:
     """The process and everything below it."""
     family, todo = {pid}, [pid]
     while todo:
-        for task in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
-            more = {int(child) for child in task.read_text().split()}
-            family |= more
-            todo += more
+        more = processes.children(todo.pop()) - family
+        family |= more
+        todo += more
     return family
 
 

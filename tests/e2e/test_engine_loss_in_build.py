@@ -39,12 +39,6 @@ def require_builds(rig: Rig) -> None:
     assert rig.wait_over(session_id)["outcome"] == "succeeded"
 
 
-def children(process_id: int) -> str:
-    """proc_pid_task(5): the processes that it has started and that are still there."""
-    tasks = Path(f"/proc/{process_id}/task").glob("*/children")
-    return "".join(path.read_text() for path in tasks)
-
-
 @pytest.mark.requirement("B-05", "B-27", "B-86")
 def test_an_engine_that_dies_ends_all_that_wait_for_its_build(rig: Rig, daemon: OwnDaemon) -> None:
     marker = f"601.{os.getpid()}"
@@ -75,7 +69,7 @@ def test_a_build_in_a_frozen_engine_can_be_cancelled(rig: Rig, daemon: OwnDaemon
     daemon.signal(signal.SIGSTOP)
     try:
         rig.post(f"/sessions/{session_id}/cancel", {"reason": "enough"})
-        wait_for("the client to end", lambda: not children(rig.bridge.pid))
+        wait_for("the client to end", lambda: not processes.children(rig.bridge.pid))
     finally:
         daemon.signal(signal.SIGCONT)
     assert rig.wait_over(session_id, deadline_s=120)["outcome"] == "cancelled"

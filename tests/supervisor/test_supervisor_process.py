@@ -152,10 +152,15 @@ def test_what_the_runtime_leaked_does_not_reach_the_agent(start: Start) -> None:
 
 
 def test_memory_runs_out_on_the_agent_first(start: Start) -> None:
-    pid1 = run(start, "cat", "/proc/self/oom_score_adj", "/proc/1/oom_score_adj")
+    # PID 1 is like its agent for a moment, from before the fork to after it.
+    script = """
+        read -r agent < /proc/self/oom_score_adj
+        until read -r own < /proc/1/oom_score_adj && [ "$own" -lt "$agent" ]; do :; done
+        echo "$agent"
+    """
+    pid1 = run(start, "sh", "-c", script)
     assert pid1.end() == 0
-    agent, own = map(int, pid1.text().split())
-    assert agent > own
+    assert int(pid1.text()) >= 500
 
 
 # --- nothing is left
