@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -454,17 +455,16 @@ def test_a_line_without_end_is_forwarded_in_pieces(start: Start) -> None:
     assert max(len(f["text"]) for f in pid1.of_type("log")) <= 16_384
 
 
-def test_a_reader_that_sleeps_delays_nobody_and_learns_what_it_missed(
-    start: Start, tmp_path: Path
-) -> None:
-    done = tmp_path / "done"
-    os.mkfifo(done)
-    done.chmod(0o666)
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
-    program = f"head -c 8388608 /dev/zero | tr '\\0' x; echo done > {done}"
-    pid1 = run(start, "sh", "-c", program)
-    assert done.read_text() == "done\n"  # nothing has been read from the supervisor until here
+def test_a_reader_that_sleeps_delays_nobody_and_learns_what_it_missed(start: Start) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
+        Path(folder).chmod(0o755)
+        done = Path(folder, "done")
+        os.mkfifo(done)
+        done.chmod(0o666)
+        program = f"head -c 8388608 /dev/zero | tr '\\0' x; echo done > {done}"
+        pid1 = run(start, "sh", "-c", program)
+        # Nothing has been read from the supervisor until here.
+        assert done.read_text() == "done\n"
     assert pid1.end() == 0
     assert pid1.frames[-1] == {"type": "exit", "code": 0}
     assert pid1.dropped_bytes() > 7 << 20
