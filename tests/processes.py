@@ -14,12 +14,12 @@ from pathlib import Path
 def with_argument(word: str) -> list[int]:
     """The ids of those with this word as one of their arguments."""
     wanted = word.encode()
-    return [process_id for process_id, line in _command_lines() if wanted in line.split(b"\0")]
+    return [process_id for process_id, line in of_all("cmdline") if wanted in line.split(b"\0")]
 
 
 def saying(text: str) -> list[int]:
     """The ids of those with this text anywhere in their command line; zombies have none."""
-    return [process_id for process_id, line in _command_lines() if text.encode() in line]
+    return [process_id for process_id, line in of_all("cmdline") if text.encode() in line]
 
 
 def of_all(name: str) -> Iterator[tuple[int, bytes]]:
@@ -43,7 +43,3 @@ def children(process_id: int) -> set[int]:
                 listed = Path(f"/proc/{process_id}/task/{task}/children").read_text()
                 found |= {int(child) for child in listed.split()}
     return found
-
-
-def _command_lines() -> Iterator[tuple[int, bytes]]:
-    return of_all("cmdline")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import requests
@@ -88,7 +89,12 @@ class Daemon:
 
 
 class Rig:
-    """One hub, one bridge, one repository with one commit."""
+    """One hub, one bridge, one repository with one commit.
+
+    :ivar always: what every bridge of this rig is set to besides.
+    """
+
+    always: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, directory: Path, engine: Engine, runner_id: str) -> None:
         self.directory = directory
@@ -154,6 +160,7 @@ class Rig:
             "FORGE_DISK_LOW_WATERMARK_PERCENT": "98",
             "FORGE_SANDBOX_KILL_GRACE_SECONDS": "1",
             "FORGE_LOG_FORMAT": "json",
+            **self.always,
         }
         environment = self._environment(**{**ours, **(settings or {}), **more})
         program = [sys.executable, "-m", "forge_bridge"]

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from canary_parts import children_of, files_with, holds, processes_with
 
 from engines import Engine
 from git_server import PASSWORD, USERNAME, Fault, GitServer, git, git_server, make_credentials
-from rig import DEADLINE_S, Rig, wait_for
+from rig import Rig, wait_for
 
 pytestmark = [pytest.mark.engine("d26"), pytest.mark.requirement("B-61", "B-62", "B-63")]
 
@@ -30,6 +31,8 @@ PUBLISH_TTL_MS = 2_000
 
 class Publishing(Rig):
     """A rig whose bridge pushes to a server of its own, and whose hub hands out secrets."""
+
+    always: Mapping[str, str] = MappingProxyType({"FORGE_SANDBOX_PUBLICATION_MODE": "bridge_push"})
 
     def __init__(self, directory: Path, engine: Engine, runner_id: str, server: GitServer) -> None:
         super().__init__(directory, engine, runner_id)
@@ -55,18 +58,6 @@ class Publishing(Rig):
             FORGE_HUB_PUBLISH_TTL_MS=str(PUBLISH_TTL_MS),
         )
         self.start_bridge()
-
-    def start_bridge(
-        self,
-        settings: Mapping[str, str] | None = None,
-        /,
-        *,
-        wait: bool = True,
-        deadline_s: float = DEADLINE_S,
-        **more: str,
-    ) -> None:
-        pushes = {"FORGE_SANDBOX_PUBLICATION_MODE": "bridge_push", **more}
-        super().start_bridge(settings, wait=wait, deadline_s=deadline_s, **pushes)
 
     def point_at(self, url: str) -> Path:
         """What the hub believes the remote to be."""

@@ -69,7 +69,7 @@ async def test_a_hub_that_answers_no_heartbeat_is_connected_to_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "MIN_ANSWER_MS", 300)
-    hub = ScriptedHub(heartbeat_interval_ms=1_000)
+    hub = ScriptedHub(heartbeat_interval_ms=100)
     async with memory_bridge(tmp_path, hub, clock=HastyClock()) as bridge:
         hub.answers["Heartbeat"] = lambda _: anyio.sleep_forever()
         before = hub.connected
@@ -82,7 +82,7 @@ async def test_a_hub_that_answers_no_heartbeat_is_connected_to_again(
 
 @pytest.mark.requirement("B-08")
 async def test_a_heartbeat_that_is_answered_with_an_error_ends_nothing(tmp_path: Path) -> None:
-    hub = ScriptedHub(heartbeat_interval_ms=1_000)
+    hub = ScriptedHub(heartbeat_interval_ms=100)
     async with memory_bridge(tmp_path, hub) as bridge:
         hub.answers["Heartbeat"] = HubException("the database is busy")
         await wait_for(
@@ -274,7 +274,7 @@ class SilentResponse(Response):
 
 @pytest.mark.requirement("B-08")
 async def test_a_change_is_told_soon_and_an_interval_is_kept(tmp_path: Path) -> None:
-    async with memory_bridge(tmp_path, ScriptedHub(heartbeat_interval_ms=1_000)) as bridge:
+    async with memory_bridge(tmp_path, ScriptedHub(heartbeat_interval_ms=100)) as bridge:
         await bridge.hub.next("Heartbeat", sequence=4)
     async with memory_bridge(tmp_path, ScriptedHub(heartbeat_interval_ms=600_000)) as bridge:
         hub = bridge.hub
@@ -320,7 +320,7 @@ async def test_a_hub_that_garbles_its_answers_still_hears_the_next_heartbeat(
             {"accepted": False, "reason": "unknown_runner"},
         ]
     )
-    hub = ScriptedHub(heartbeat_interval_ms=1_000)
+    hub = ScriptedHub(heartbeat_interval_ms=100)
     hub.answers["Heartbeat"] = lambda _payload: next(answers, {"accepted": True})
     async with memory_bridge(tmp_path, hub) as bridge:
         await hub.next("Heartbeat", sequence=9)
