@@ -380,15 +380,17 @@ async def tell_everything(engine: EngineChoice, directory: Path) -> None:
 async def until_signalled(keep: bool) -> bool:
     """The demo; false when a signal ended it, and then too everything is taken down."""
     finished = False
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_signals, tasks.cancel_scope)
-        try:
-            await demo(keep)
-            finished = True
-        except DemoError:
-            if not tasks.cancel_scope.cancel_called:
-                raise  # else a child felt the same Ctrl-C
-        tasks.cancel_scope.cancel()
+    async with anyio.create_task_group() as watching:
+        # Watched from outside of what a signal ends: taking down takes longer than the next one.
+        with anyio.CancelScope() as scope:
+            watching.start_soon(watch_signals, scope)
+            try:
+                await demo(keep)
+                finished = True
+            except DemoError:
+                if not scope.cancel_called:
+                    raise  # else a child felt the same Ctrl-C
+        watching.cancel_scope.cancel()
     return finished
 
 

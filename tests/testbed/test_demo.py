@@ -61,7 +61,11 @@ def test_a_ctrl_c_leaves_nothing(
             assert line, said
             said += line
         os.killpg(demo.pid, signal.SIGINT)
-        os.killpg(demo.pid, signal.SIGINT)
+        while "Interrupted" not in said:
+            line = demo.stdout.readline()
+            assert line, said
+            said += line
+        os.killpg(demo.pid, signal.SIGINT)  # the impatient second one comes while it takes down
         said += demo.communicate(timeout=60)[0]
     finally:
         demo.kill()
