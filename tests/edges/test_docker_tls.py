@@ -102,6 +102,9 @@ async def tls_in_front_of(engine: BedEngine, material: Path) -> AsyncIterator[in
         except (ssl.SSLError, *BROKEN):
             await anyio.aclose_forcefully(raw)
             return
+        except anyio.get_cancelled_exc_class():
+            await anyio.aclose_forcefully(raw)
+            raise
         async with (
             client,
             await anyio.connect_unix(engine.socket_path) as daemon,
