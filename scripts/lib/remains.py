@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from lib.layout import BedError
 from lib.processes import KILL_WAIT_S, belonging_to, describe
 
 SWEEPS_MAX = 5
+LOOK_S = 0.02
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -64,8 +67,28 @@ def remove_tree(place: Path) -> None:
 
 
 def remove_cgroup(name: str) -> None:
-    """Remove the cgroup ``name`` and its children; there must be no process in them."""
+    """Remove the cgroup ``name`` and its children, once what ends in them has ended.
+
+    :raises BedError: something stays in one of them.
+    """
+    deadline = time.monotonic() + KILL_WAIT_S
     for top in cgroups_named(name):
         for folder, _, _ in os.walk(top, topdown=False):
-            with contextlib.suppress(FileNotFoundError):
-                os.rmdir(folder)
+            while not _removed(folder):
+                if time.monotonic() > deadline:
+                    left = Path(folder, "cgroup.procs").read_text().split()
+                    raise BedError(f"cannot remove cgroup {folder}: processes {left} are in it")
+                time.sleep(LOOK_S)
+
+
+def _removed(folder: str) -> bool:
+    """False while a process is in it, also one that ends and has lost what it is known by."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
